@@ -29,17 +29,17 @@ func TestPeersRoutesArePredicted(t *testing.T) {
 	})
 	a := first.route(completion("m", tokens(0, 42)))
 	a.Free()
-	second.PeersBooked(changes)
+	second.PeersChanged(changes)
 	b := second.route(completion("m", tokens(0, 42)))
 	b.Free()
 	if b.Name != a.Name || b.PredictedCachedTokens != 40 {
 		t.Errorf("routed to %s with %d cached tokens, the other replica to %s", b.Name, b.PredictedCachedTokens, a.Name)
 	}
 	changes[0].BlockSize, changes[0].Chains[0][0] = 16, 1
-	second.PeersBooked(changes) // a block size that the worker does not have
+	second.PeersChanged(changes) // a block size that the worker does not have
 	second.cfg.Predict = Predict{}
-	second.PeersBooked(changes)
-	second.PeersReleased()
+	second.PeersChanged(changes)
+	second.PeersChanged(nil)
 }
 
 // fleet is several replicas over one worker, which takes one prompt at a time. Each hears of the others' bookings late.
@@ -90,8 +90,7 @@ func fleetOf(t *testing.T, replicas int, replica func() *house) *fleet {
 				for _, to := range f.houses {
 					if to != from {
 						copies[to][from].Apply(slices.Clone(next))
-						to.PeersBooked(next)
-						to.PeersReleased()
+						to.PeersChanged(next)
 					}
 				}
 			})

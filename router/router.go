@@ -237,7 +237,7 @@ type Router struct {
 	broken       brokenResponses
 	counts       workerCounts
 	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
-	looking      atomic.Bool   // a look at what waits is planned, see PeersReleased
+	looking      atomic.Bool   // a look at what waits is planned, see lookSoon
 	dry          bool          // see Explain: it books and counts nothing
 	rehearsal    func() *Router
 }

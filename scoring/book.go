@@ -178,6 +178,7 @@ type ActiveSequences struct {
 	change          Change        // scratch memory of the observer's argument
 	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
 	copies          int           // bookings of all Copies
+	origins         int           // Copies
 	copiedParts     []copied      // indexed like bookings, as far as there were copies
 	stale           bool          // copies are not priced, see SetPeersStaleness
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none

@@ -7,14 +7,15 @@ import (
 )
 
 const (
-	// MaxCopies bounds the bookings that a book copies from others, over all of them.
-	MaxCopies = 1 << 20
-	// maxCopiedBytes bounds the memory of the blocks of all copies. A booking beyond it is copied without hashes: its
-	// blocks count as ones that no other request shares. 8 bytes a hash is not what they take: many short runs, each
-	// held on several workers, take 30 times that.
-	maxCopiedBytes = 1 << 29
-	// A copy counts by these numbers, and 8 bytes a hash, for Limit.
-	copyBytes, chainBytes = 512, 256
+	// MaxCopies bounds the bookings that a book copies from others. Each of N origins has one Nth: a booking must not be
+	// left out because of another origin's.
+	MaxCopies = 1 << 18
+	// maxOriginBytes bounds in the same way what copies take as their origins count it: copyBytes, chainBytes and 8 a
+	// hash. maxCopiedBytes bounds the memory of the blocks of all copies: many short runs, each held on several workers,
+	// take 30 times 8 bytes a hash. A booking beyond either is copied without hashes: its blocks count as ones that no
+	// other request shares.
+	maxOriginBytes, maxCopiedBytes = 1 << 28, 1 << 29
+	copyBytes, chainBytes          = 512, 256
 	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.
 	maxCopiedTokens = 2 * MaxISLTokens
 )
@@ -49,7 +50,6 @@ type Copies struct {
 	byNumber map[uint64]uint32 // number -> index in bookings
 	bookings int
 	bytes    int
-	limit    struct{ bookings, bytes int }
 	snapshot uint32 // number of the latest one
 	open     bool   // the snapshot has not ended
 	lessons  map[kvblock.Worker]*pace
@@ -57,22 +57,15 @@ type Copies struct {
 
 // NewCopies returns an empty set of copies.
 func (a *ActiveSequences) NewCopies() *Copies {
-	c := &Copies{book: a, byNumber: map[uint64]uint32{}}
-	c.limit.bookings, c.limit.bytes = MaxCopies, maxCopiedBytes
-	return c
-}
-
-// Limit bounds the copies from now on. Bookings beyond the number are ignored, and those beyond the bytes are copied
-// without hashes.
-func (c *Copies) Limit(bookings, bytes int) {
-	c.book.lock()
-	defer c.book.mu.Unlock()
-	c.limit.bookings, c.limit.bytes = bookings, bytes
+	a.lock()
+	defer a.mu.Unlock()
+	a.origins++
+	return &Copies{book: a, byNumber: map[uint64]uint32{}}
 }
 
 // Apply applies changes in order, at most 32 in each hold of the book's lock. A change is ignored if its booking is not
 // known, if a Booked one is known already, or if a number is out of range or beyond a bound: its Kind becomes 0. It
-// returns how many bookings a limit left out, or left without hashes. Nothing passed in is kept.
+// returns how many bookings a bound left out, or left without hashes. Nothing passed in is kept.
 func (c *Copies) Apply(changes []Change) (limited int) {
 	for some := range slices.Chunk(changes, atOnce) {
 		c.book.lock()
@@ -123,7 +116,7 @@ func (c *Copies) add(index uint32, ch *Change, limited *int) bool {
 	if index != 0 {
 		a.end(index)
 	}
-	if a.copies >= MaxCopies || c.bookings >= c.limit.bookings {
+	if c.bookings >= MaxCopies/a.origins {
 		*limited++
 		return false
 	}
@@ -152,7 +145,8 @@ func (c *Copies) add(index uint32, ch *Change, limited *int) bool {
 	held := chainBytes*len(ch.Chains) + 8*hashes
 	blocks, tokens := load.ActiveBlocks, load.ActiveTokens
 	b.ownBlocks = ch.Blocks
-	if flat := c.bytes+copyBytes+held > c.limit.bytes || a.blocks.copied()+held > maxCopiedBytes; flat && hashes > 0 {
+	full := c.bytes+copyBytes+held > maxOriginBytes/a.origins || a.blocks.copied()+held > maxCopiedBytes
+	if full && hashes > 0 {
 		b.ownBlocks += hashes
 		*limited++
 		held = 0
@@ -239,11 +233,12 @@ func (c *Copies) EndSnapshot() (freed int) {
 	return c.free(func(part *copied) bool { return part.snapshot != c.snapshot })
 }
 
-// FreeAll frees all copies, forgets what the origin has learned of workers, and returns the number of copies. The
-// caller then lets requests go that wait.
+// FreeAll ends the origin: it frees all copies, forgets what the origin has learned of workers, and returns the number
+// of copies. The caller then lets requests go that wait. Nothing may be applied afterwards.
 func (c *Copies) FreeAll() (freed int) {
 	c.book.lock()
 	c.book.learned.unlearn(c)
+	c.book.origins--
 	c.book.mu.Unlock()
 	return c.free(func(*copied) bool { return true })
 }

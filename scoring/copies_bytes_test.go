@@ -105,7 +105,6 @@ func TestEndedCopiesLeaveLittle(t *testing.T) {
 	}
 	before := heapBytes()
 	book(1, 20, 100, 4096)
-	c.FreeAll()
 	for round := range 20 {
 		book(1+1000*round, 200, 1, 1) // takes the runs that kept most
 		book(501+1000*round, 2, 100, 4096)

@@ -309,11 +309,11 @@ func TestCopiesAreBounded(t *testing.T) {
 			t.Errorf("%+v: %+v, before %+v", ch, after, before)
 		}
 	}
-	c.Limit(2, c.bytes)
+	a.origins = MaxCopies / 2 // two copies and 2 KiB of each
 	flat := good
-	flat.Number, flat.Age = 2, -time.Hour
+	flat.Number, flat.Age, flat.Chains = 2, -time.Hour, [][]kvblock.SequenceHash{chain(1, 200)}
 	limited := c.Apply([]Change{flat})
-	if limited != 1 || a.Load(0).ActiveBlocks != 6 || len(a.bookings[2].leaves) != 0 {
+	if limited != 1 || a.Load(0).ActiveBlocks != 203 || len(a.bookings[2].leaves) != 0 {
 		t.Errorf("%d limited, %+v", limited, a.Load(0))
 	}
 	flat.Number = 3

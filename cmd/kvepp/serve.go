@@ -242,7 +242,7 @@ func (s *server) discover(ctx context.Context) error {
 	if s.cluster, err = openCluster(s.options, s.ready, s.m, s.log); err != nil {
 		return err
 	}
-	if s.replicas, err = s.newReplicas(ctx); err != nil {
+	if s.replicas, err = s.newReplicas(); err != nil {
 		return err
 	}
 	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.sources.MinWorkers))

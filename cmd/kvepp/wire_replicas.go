@@ -28,7 +28,7 @@ func (o *options) checkReplicas() error {
 }
 
 // newReplicas starts to share; nil without --replica-peers and --replica-service.
-func (s *server) newReplicas(ctx context.Context) (*replicas.Sharing, error) {
+func (s *server) newReplicas() (*replicas.Sharing, error) {
 	if !s.sharing.Shares() {
 		return nil, nil
 	}
@@ -40,7 +40,7 @@ func (s *server) newReplicas(ctx context.Context) (*replicas.Sharing, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := replicas.New(ctx, &s.sharing, replicas.Parts{Book: s.book, Pool: s.pool, Sessions: s.sessions,
+	r := replicas.New(&s.sharing, replicas.Parts{Book: s.book, Pool: s.pool, Sessions: s.sessions,
 		Stored: s.responses, Security: security, Group: replicaGroup(s.options, s.cluster),
 		Name:    cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.sharing.Port)),
 		Metrics: s.m, Log: s.log})

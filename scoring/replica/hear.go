@@ -3,9 +3,11 @@ package replica
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -18,15 +20,9 @@ import (
 const (
 	pingEvery    = 250 * time.Millisecond
 	suspectAfter = time.Second
-	againAfter   = time.Second // between two snapshots that are asked for
 	firstRetry   = 100 * time.Millisecond
 	lastRetry    = time.Second
 	refusedRetry = 5 * time.Second // after a refusal
-
-	// Bounds of all copies. Each of N peers has one Nth: a booking must not be left out because of another peer's.
-	maxBookings = 1 << 18
-	maxBytes    = 1 << 28
-	maxPeers    = 256
 )
 
 // ErrBusy means that a peer cannot give its index now and may later.
@@ -40,9 +36,6 @@ const (
 	PeerDead Cause = "peer_dead"
 	PeerLeft Cause = "goodbye"
 )
-
-// Causes returns all causes.
-func Causes() []Cause { return []Cause{PeerDead, PeerLeft} }
 
 // State is a peer's. It is a label's value.
 type State string
@@ -59,11 +52,14 @@ func States() []State { return []State{Joining, Live, Suspect} }
 
 // Peer is what a process knows of another one.
 type Peer struct {
-	Origin, Name, Address string
-	State                 State
-	Bookings              int
-	HeardAgo              time.Duration // since its latest message
-	Staleness             time.Duration // of its changes when they are applied; 0: not measured yet
+	Origin    string        `json:"replica"`
+	Name      string        `json:"name"`
+	Address   string        `json:"address"`
+	State     State         `json:"state"`
+	Bookings  int           `json:"bookings"`
+	HeardAgo  float64       `json:"heard_ago_seconds"` // since its latest message
+	Staleness time.Duration `json:"-"`                 // of its changes when they are applied; 0: not measured yet
+	LateMS    float64       `json:"staleness_ms"`      // the same
 }
 
 // peer is another process and what this one holds of it.
@@ -71,13 +67,12 @@ type peer struct {
 	origin        uint64
 	name, address string
 	copies        *scoring.Copies
-	connected     bool
-	open, synced  bool          // a snapshot has begun, or has come whole
-	heard         time.Duration // when the latest message came
+	cancel        context.CancelCauseFunc // ends the connection; nil: there is none
+	synced        bool                    // a snapshot has come whole on this connection
+	heard         time.Duration           // when the latest message came
 	staleness     time.Duration
 	round         time.Duration // the least time from a ping to its echo on this connection; 0: none
-	missed        bool          // changes were left out since the latest snapshot, because their worker is not known
-	again         bool          // a snapshot is to be asked for
+	missed        bool          // changes were left out on this connection, because their worker is not known
 }
 
 // address is where a peer may be.
@@ -85,9 +80,11 @@ type address struct {
 	cancel           context.CancelFunc
 	responded        bool // a snapshot came from it, or it is no peer's
 	gone, self, live bool
-	failed           bool   // it is logged that it cannot be reached
-	why              Reason // of the latest refusal, that is logged
+	logged           Reason // why it shares nothing, as was logged last
 }
+
+// unreachable is logged of an address without an answer.
+const unreachable Reason = "unreachable"
 
 // SetPeers gives the addresses of all peers, HOST:PORT. This process's own may be among them. A connection to one that
 // is no peer's any more stays until its process ends it: that may end its requests first.
@@ -136,34 +133,28 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 	for wait := firstRetry; ; {
 		begin := time.Now()
 		err := n.hear(ctx, at, a)
-		why := reasonOf(err)
+		why := ReasonOf(err)
+		wait = min(2*wait, lastRetry)
+		if time.Since(begin) > 2*lastRetry {
+			wait = firstRetry
+		}
 		n.hearing.Lock()
+		gone, welcomed := a.gone || ctx.Err() != nil, a.live
+		a.self, a.live = why == Self, false
+		refuses := slices.Contains(refusals, why)
+		if refuses || why == Duplicate {
+			a.responded, wait = true, refusedRetry
+		}
 		if why != "" {
 			n.counts.add(Closed, string(why))
+		} else if !welcomed && !gone {
+			n.counts.add(Failed, "")
+			why = unreachable
 		}
-		welcomed := a.live
-		a.self, a.live = why == Self, false
-		gone := a.gone || ctx.Err() != nil
-		switch {
-		case gone:
-		case slices.Contains(refusals, why) || why == Duplicate:
-			if a.why != why && why != Self && why != Duplicate {
-				n.config.Log.Warn("this replica and a peer share nothing", "address", at, "reason", why, "fix",
-					why.Fix())
-			}
-			a.why, a.responded, wait = why, true, refusedRetry
-		case welcomed && time.Since(begin) > 2*lastRetry:
-			wait = firstRetry
-		default:
-			if why == "" {
-				n.counts.add(Failed, "")
-				if !a.failed {
-					a.failed = true
-					n.config.Log.Warn("a peer cannot be reached; this replica tries again every second", "address", at,
-						"error", err)
-				}
-			}
-			wait = min(2*wait, lastRetry)
+		if (refuses && why != Self || why == unreachable) && why != a.logged {
+			a.logged = why
+			n.config.Log.Warn("this replica and a peer share nothing; it tries again", "address", at, "reason", why,
+				"error", err, "fix", why.Fix())
 		}
 		n.hearing.Unlock()
 		if gone {
@@ -191,7 +182,7 @@ func (c *Config) connect(ctx context.Context, at string, own greeting) (conn net
 		}
 	}()
 	_ = raw.SetDeadline(time.Now().Add(handshakeIn))
-	if conn, err = c.Security.client(ctx, raw); err != nil {
+	if conn, err = c.Security.handshake(ctx, raw, tls.Client); err != nil {
 		return nil, peer, err
 	}
 	own.Group = c.Group
@@ -213,60 +204,46 @@ func (n *Node) hear(ctx context.Context, at string, a *address) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	p, err := n.welcome(at, a, &who)
+	p, err := n.welcome(at, a, &who, cancel)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		n.hearing.Lock()
-		p.connected = false
+		p.cancel = nil
 		n.hearing.Unlock()
 	}()
-	n.running.Go(func() { n.ping(ctx, conn, p) })
+	n.running.Go(func() {
+		defer conn.Close()
+		n.ping(ctx, conn)
+	})
 	for message := []byte(nil); ; {
 		_ = conn.SetReadDeadline(time.Now().Add(n.config.Timeout))
-		switch message, err = receive(conn, message, maxMessage); {
+		message, err = receive(conn, message, maxMessage)
+		switch why := ReasonOf(context.Cause(ctx)); {
+		case why != "":
+			return refused(why)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return refused(Silent)
-		case err != nil:
-			return err
-		case message[0] == typeGoodbye:
-			n.hearing.Lock()
-			defer n.hearing.Unlock()
-			n.free(p, PeerLeft)
-			return refused(Left)
-		case message[0] != typeChanges:
-			return errMalformed
+		case err == nil:
+			err = n.take(p, a, message[0], message[1:])
 		}
-		if err := n.apply(p, a, message[1:]); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// ping measures how late a peer's changes come, and asks it for snapshots, until ctx ends.
-func (n *Node) ping(ctx context.Context, conn net.Conn, p *peer) {
+// ping pings a peer until ctx ends. The echo says how late its changes come.
+func (n *Node) ping(ctx context.Context, conn net.Conn) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
-	for asked := n.now() - againAfter; ; {
-		now := n.now()
-		message := binary.AppendUvarint(begin(nil, typePing), uint64(now/time.Microsecond)+1)
-		err := send(conn, stalledAfter, message)
-		n.hearing.Lock()
-		again := p.again && now-asked >= againAfter
-		if again {
-			p.again, asked = false, now
-		}
-		n.hearing.Unlock()
-		if again && err == nil {
-			err = send(conn, stalledAfter, begin(nil, typeAgain))
-		}
-		if err != nil {
-			conn.Close()
+	for {
+		if send(conn, stalledAfter, framed(binary.AppendUvarint(begin(typePing), uint64(n.now())))) != nil {
 			return
 		}
 		select {
@@ -277,19 +254,19 @@ func (n *Node) ping(ctx context.Context, conn net.Conn, p *peer) {
 	}
 }
 
-// welcome returns the peer that answers at an address.
-func (n *Node) welcome(at string, a *address, who *greeting) (*peer, error) {
+// welcome returns the peer that answers at an address. cancel ends the connection.
+func (n *Node) welcome(at string, a *address, who *greeting, cancel context.CancelCauseFunc) (*peer, error) {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
 	p := n.peers[who.Origin]
 	switch {
 	case who.Origin == n.origin:
 		return nil, refused(Self)
-	case p != nil && p.connected:
+	case p != nil && p.cancel != nil:
 		return nil, refused(Duplicate)
 	}
 	for _, former := range n.peers {
-		if former != p && former.address == at && !former.connected {
+		if former != p && former.address == at && former.cancel == nil {
 			n.free(former, PeerDead) // another process answers at its address
 		}
 	}
@@ -299,83 +276,74 @@ func (n *Node) welcome(at string, a *address, who *greeting) (*peer, error) {
 		}
 		p = &peer{origin: who.Origin, copies: n.config.Book.NewCopies()}
 		n.peers[who.Origin] = p
-		n.limit()
 	}
-	p.name, p.address, p.connected, p.open, p.synced, p.round, p.heard = who.Name, at, true, false, false, 0, n.now()
+	p.name, p.address, p.cancel, p.synced, p.missed, p.round, p.heard = who.Name, at, cancel, false, false, 0, n.now()
+	p.copies.BeginSnapshot()
 	a.live = true
 	return p, nil
 }
 
-// limit shares the bounds of copies between the peers. The caller holds n.hearing.
-func (n *Node) limit() {
-	for _, p := range n.peers {
-		p.copies.Limit(maxBookings/len(n.peers), maxBytes/len(n.peers))
-	}
-}
-
-// apply applies a message of changes.
-func (n *Node) apply(p *peer, a *address, data []byte) error {
+// take takes a message of a peer.
+func (n *Node) take(p *peer, a *address, kind byte, data []byte) error {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	if n.peers[p.origin] != p {
-		return refused(Silent) // it was freed meanwhile
+	p.heard = n.now()
+	d := decoder{data: data}
+	switch kind {
+	case typeChanges:
+		return n.apply(p, data)
+	case typeSynced:
+		p.copies.EndSnapshot()
+		p.synced, a.responded, a.logged = true, true, ""
+		n.config.Log.Info("this replica has a peer's bookings", "address", p.address, "name", p.name, "replica",
+			originText(p.origin), "bookings", p.copies.Len())
+	case typePing:
+		n.measure(p, n.now()-time.Duration(d.uint(math.MaxInt64, "time")))
+	case typeGoodbye:
+		n.free(p, PeerLeft)
+		return refused(Left)
+	default:
+		return errMalformed
 	}
+	return d.end()
+}
+
+// apply applies a message of changes. The caller holds n.hearing.
+func (n *Node) apply(p *peer, data []byte) error {
 	n.refresh()
 	m := &n.decoded
 	if err := m.parse(data, &n.theirs); err != nil {
 		return err
 	}
-	p.heard = n.now()
-	if m.flags&flagFirst != 0 {
-		p.copies.BeginSnapshot()
-		p.open, p.missed = true, false
-	}
-	if !p.open && (!p.synced || m.flags != 0) {
-		return errMalformed
-	}
 	p.missed = p.missed || m.missed > 0
 	n.counts.addN(Limited, "", p.copies.Apply(m.book))
-	had := [kinds]int{0: m.missed}
 	for i := range m.book {
-		had[m.book[i].Kind]++
+		if m.book[i].Kind == scoring.Booked {
+			n.counts.add(Copied, "")
+		}
 	}
-	for i := range m.sessions {
-		had[m.sessions[i].Kind]++
-		n.config.HeardSession(&m.sessions[i])
+	for _, e := range m.sessions {
+		table := n.config.Sessions
+		if e.Key.IsResponse() {
+			table = n.config.Stored
+		}
+		if table != nil {
+			table.Apply(e)
+		}
 	}
 	for _, l := range m.lessons {
-		if p.copies.Learned(l.worker, l.values) {
-			had[Learned]++
-		} else {
-			had[0]++
-		}
-	}
-	for kind, count := range had {
-		if count > 0 {
-			n.counts.addN(Events, kindNames[kind], count)
-		}
-	}
-	if m.flags&flagLast != 0 {
-		p.copies.EndSnapshot()
-		if p.open = false; !p.synced {
-			n.config.Log.Info("this replica has a peer's bookings", "address", p.address, "name", p.name, "replica",
-				originText(p.origin), "bookings", p.copies.Len())
-		}
-		p.synced, a.responded, a.why, a.failed = true, true, "", false
+		p.copies.Learned(l.worker, l.values)
 	}
 	if len(m.book) > 0 {
-		n.config.Heard(m.book)
-		n.config.Released()
+		n.config.Changed(m.book)
 	}
-	n.measure(p, m.echo)
 	return nil
 }
 
 // measure notes how long an echo took behind what waits at the peer. The way there is taken to be half of the shortest
 // round.
-func (n *Node) measure(p *peer, echo uint64) {
-	round := n.now() - time.Duration(echo-1)*time.Microsecond
-	if echo == 0 || round <= 0 || round > time.Hour {
+func (n *Node) measure(p *peer, round time.Duration) {
+	if round <= 0 || round > time.Hour {
 		return
 	}
 	if p.round == 0 || round < p.round {
@@ -390,19 +358,21 @@ func (n *Node) measure(p *peer, echo uint64) {
 }
 
 // refresh follows the workers of the pool. The copies at one that left are gone, and what came of one before it joined
-// was left out: a snapshot brings them back. The caller holds n.hearing.
+// was left out: the snapshot of another connection brings them back. The caller holds n.hearing.
 func (n *Node) refresh() {
 	joined, left := n.theirs.refresh(n.config.Pool)
 	for _, p := range n.peers {
 		p.missed = p.missed || left
-		p.again = p.again || joined && p.missed
+		if joined && p.missed && p.cancel != nil {
+			p.cancel(refused(NewWorker))
+		}
 	}
 }
 
 // endSilent frees the copies of peers that are dead. The caller holds n.hearing.
 func (n *Node) endSilent() {
 	for _, p := range n.peers {
-		if n.now()-p.heard > n.config.Timeout {
+		if p.cancel == nil && n.now()-p.heard > n.config.Timeout {
 			n.free(p, PeerDead)
 		}
 	}
@@ -410,14 +380,10 @@ func (n *Node) endSilent() {
 
 // free frees the copies of a peer. The caller holds n.hearing.
 func (n *Node) free(p *peer, cause Cause) {
-	if n.peers[p.origin] != p {
-		return // it is freed already
-	}
 	delete(n.peers, p.origin)
 	freed := p.copies.FreeAll()
 	n.counts.addN(Freed, string(cause), freed)
-	n.limit()
-	n.config.Released()
+	n.config.Changed(nil)
 	n.config.Log.Warn("a replica's bookings were freed", "replica", originText(p.origin), "cause", cause, "bookings",
 		freed)
 }
@@ -432,9 +398,11 @@ func (n *Node) Peers() []Peer {
 func (n *Node) peerList() []Peer {
 	all := make([]Peer, 0, len(n.peers))
 	for _, p := range n.peers {
-		x := Peer{originText(p.origin), p.name, p.address, Live, p.copies.Len(), n.now() - p.heard, p.staleness}
+		ago := n.now() - p.heard
+		x := Peer{originText(p.origin), p.name, p.address, Live, p.copies.Len(), ago.Seconds(), p.staleness,
+			float64(p.staleness) / float64(time.Millisecond)}
 		switch {
-		case !p.connected || x.HeardAgo > suspectAfter:
+		case p.cancel == nil || ago > suspectAfter:
 			x.State = Suspect
 		case !p.synced:
 			x.State = Joining
@@ -449,9 +417,6 @@ func (n *Node) peerList() []Peer {
 // security, and returns its name. It hears no bookings. The error says why it would not; if that is a [Reason],
 // ReasonOf returns it.
 func Probe(ctx context.Context, security Security, group, at string) (name string, err error) {
-	dial := func(ctx context.Context, at string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "tcp", at)
-	}
 	c := Config{Group: group, Security: security, Dial: dial}
 	conn, who, err := c.connect(ctx, at, greeting{Origin: rand.Uint64() | 1})
 	if err == nil {
@@ -460,33 +425,13 @@ func Probe(ctx context.Context, security Security, group, at string) (name strin
 	return who.Name, err
 }
 
-// ReasonOf returns the reason why a peer shares nothing; empty: it did not answer.
-func ReasonOf(err error) Reason { return reasonOf(err) }
-
 // OpenIndex asks the peer at an address for its index. ErrBusy: ask again later. It has no end of its own: that of the
-// connection may be early.
+// connection may be early. Reading fails when ctx ends.
 func (n *Node) OpenIndex(ctx context.Context, at string) (io.ReadCloser, error) {
 	conn, _, err := n.config.connect(ctx, at, greeting{Index: true, Origin: n.origin})
 	if err != nil {
 		return nil, err
 	}
-	return &indexReader{conn, context.AfterFunc(ctx, func() { conn.Close() })}, nil
-}
-
-// indexReader reads a peer's index.
-type indexReader struct {
-	net.Conn
-	stop func() bool
-}
-
-func (r *indexReader) Read(p []byte) (int, error) {
-	if err := r.SetReadDeadline(time.Now().Add(silentAfter)); err != nil {
-		return 0, err
-	}
-	return r.Conn.Read(p)
-}
-
-func (r *indexReader) Close() error {
-	r.stop()
-	return r.Conn.Close()
+	context.AfterFunc(ctx, func() { conn.Close() })
+	return patient{conn}, nil
 }

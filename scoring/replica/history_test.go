@@ -305,7 +305,7 @@ func (h *history) run(counts map[string]uint64) {
 	}
 	for _, p := range h.all {
 		for x, n := range p.Counts() {
-			counts[x.What+" "+x.By] += n
+			counts[x[0]+" "+x[1]] += n
 		}
 	}
 }
@@ -323,8 +323,7 @@ func TestHistories(t *testing.T) {
 			h.run(counts)
 		})
 	}
-	for _, what := range []string{"snapshots joined", "snapshots fell_behind", "snapshots asked", "closed left",
-		"closed self", "refused stalled", "freed peer_dead"} {
+	for _, what := range []string{"closed new_worker", "closed left", "closed self", "refused stalled", "freed peer_dead"} {
 		if counts[what] == 0 {
 			t.Errorf("no history had %q: %v", what, counts)
 		}

@@ -1,14 +1,14 @@
 // Package replica shares the load book and the sessions of several processes that send requests to the same workers.
 //
 // A [Node] tells its peers each change of its own book at once (tell.go), and keeps [scoring.Copies] of theirs
-// (hear.go). A connection begins with a snapshot, and the changes follow in order. What waits for a peer that reads
-// slowly is bounded; beyond the bound it is dropped, and the peer gets another snapshot. So no request waits for a
-// peer. Each origin changes its own bookings alone; of sessions, the later binding replaces the earlier one.
+// (hear.go). A connection begins with a snapshot, and the changes follow in order. If a change was lost, the connection
+// ends, and the next one begins with a snapshot again: so does one to a peer that reads too slowly. No request waits
+// for a peer. Each origin changes its own bookings alone; of sessions, the later binding replaces the earlier one.
 //
 // Times are ages: clocks of two processes are never compared.
 //
-// Concurrency: all methods are safe for concurrent use. Config's functions are called under a lock of the Node, Heard
-// and Released with the peers' one, and must not call the Node.
+// Concurrency: all methods are safe for concurrent use. Config's functions are called under a lock of the Node and
+// must not call it.
 package replica
 
 import (
@@ -18,6 +18,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"kvepp/internal/loglimit"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -32,8 +34,9 @@ const (
 	// DefaultTimeout is how long a peer may be silent until its bookings are freed.
 	DefaultTimeout = 3 * time.Second
 
-	tickEvery = 50 * time.Millisecond
-	goodbyeIn = time.Second
+	tickEvery    = 50 * time.Millisecond
+	refreshTicks = 10 // ticks between two tellings of the sessions whose requests run for long
+	goodbyeIn    = time.Second
 )
 
 // Config is what a Node needs.
@@ -44,15 +47,13 @@ type Config struct {
 	Security Security
 	Book     *scoring.ActiveSequences
 	Pool     *pool.Pool
+	// Sessions are the conversations' workers, and Stored those of stored responses; nil: not shared.
+	Sessions, Stored *session.Table
 	// Dial connects to an address; nil: over TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// Sessions gives all sessions to each, for a snapshot; HeardSession takes a peer's.
-	Sessions     func(each func(*Session))
-	HeardSession func(*Session)
-	// Heard takes the changes of a peer that had an effect, after the copies have them, and Released that load may have
-	// ended.
-	Heard    func([]scoring.Change)
-	Released func()
+	// Changed takes the changes of a peer that had an effect, after the copies have them; none if all of a peer's
+	// bookings ended. Load may have ended with them.
+	Changed func([]scoring.Change)
 	// Dump writes this process's index for a peer that starts; nil: it gives none. ErrBusy: the peer asks again.
 	Dump func(context.Context, io.Writer) error
 	// Measured is called several times a second with how late each live peer's changes come.
@@ -114,15 +115,14 @@ type Node struct {
 	mu      sync.Mutex // guards pending; the innermost lock of the process
 	pending pending
 
-	telling   sync.Mutex // guards what follows, up to said
+	telling   sync.Mutex // guards what follows, up to maxQueued
 	own       names
 	spare     pending // scratch memory
 	readers   map[uint64]*reader
 	closing   bool
-	maxQueued int             // bytes
-	said      map[string]bool // refusals that are logged
+	maxQueued int // bytes
 
-	hearing   sync.Mutex // guards what follows; taken before telling
+	hearing   sync.Mutex // guards what follows
 	theirs    names
 	peers     map[uint64]*peer
 	addresses map[string]*address
@@ -131,51 +131,67 @@ type Node struct {
 
 	synced  chan struct{}
 	once    sync.Once
-	counts  counts
+	counts  *counts
 	running sync.WaitGroup
 }
 
-// New returns a node without peers, which observes the book from now on.
+// New returns a node without peers, which observes the book and the sessions from now on.
 func New(config Config) *Node {
 	n := &Node{config: config, origin: rand.Uint64() | 1, start: time.Now(), wake: make(chan struct{}, 1),
-		maxQueued: maxQueued, readers: map[uint64]*reader{}, said: map[string]bool{},
-		peers: map[uint64]*peer{}, addresses: map[string]*address{}, synced: make(chan struct{})}
+		maxQueued: maxQueued, readers: map[uint64]*reader{}, peers: map[uint64]*peer{},
+		addresses: map[string]*address{}, synced: make(chan struct{}), counts: newCounts()}
 	if n.config.Timeout == 0 {
 		n.config.Timeout = DefaultTimeout
 	}
 	if n.config.Dial == nil {
-		n.config.Dial = func(ctx context.Context, at string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", at)
-		}
+		n.config.Dial = dial
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.theirs.refresh(config.Pool)
 	config.Book.Observe(n.observe)
+	for _, table := range n.tables() {
+		table.Observe(n.observeSession)
+	}
 	n.running.Go(n.pump)
 	n.running.Go(n.tick)
 	return n
 }
 
+func dial(ctx context.Context, at string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", at)
+}
+
+func (n *Node) tables() (all []*session.Table) {
+	for _, table := range []*session.Table{n.config.Sessions, n.config.Stored} {
+		if table != nil {
+			all = append(all, table)
+		}
+	}
+	return all
+}
+
 // now returns the node's clock; never 0.
 func (n *Node) now() time.Duration { return time.Since(n.start) + 1 }
 
-// tick follows the pool's workers, tells what the book has learned, and ends the copies of peers that are dead.
+// tick follows the pool's workers, tells what the book has learned and how late the copies are, and ends the copies of
+// peers that are dead.
 func (n *Node) tick() {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	for {
+	for ticks := 0; ; ticks++ {
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		n.telling.Lock()
-		n.teach()
 		n.tell()
-		n.telling.Unlock()
+		if ticks%refreshTicks == 0 && n.config.Sessions != nil {
+			n.config.Sessions.Refresh()
+		}
 		n.hearing.Lock()
 		n.refresh()
 		n.endSilent()
+		n.config.Book.SetPeersStaleness(staleness(n.peerList()))
 		synced := n.given
 		for _, a := range n.addresses {
 			synced = synced && a.responded
@@ -187,6 +203,19 @@ func (n *Node) tick() {
 	}
 }
 
+// staleness returns how late the copies are: the mean of the live peers, weighted by their bookings.
+func staleness(peers []Peer) time.Duration {
+	var sum, weights float64
+	for _, p := range peers {
+		if p.State == Live {
+			weight := float64(p.Bookings + 1)
+			sum += weight * float64(p.Staleness)
+			weights += weight
+		}
+	}
+	return time.Duration(sum / max(weights, 1))
+}
+
 // Synced returns a channel that is closed once the peers were given, and each of them has sent its snapshot or turned
 // out to be none.
 func (n *Node) Synced() <-chan struct{} { return n.synced }
@@ -196,25 +225,30 @@ func (n *Node) Origin() string { return originText(n.origin) }
 
 func originText(origin uint64) string { return strconv.FormatUint(origin, 16) }
 
-// What is counted, by a reason, a cause or a kind.
+// What is counted, by a reason or a cause.
 const (
-	Events    = "events"    // changes of peers that had an effect, by kind; none: they had no effect
-	Limited   = "limited"   // bookings of peers beyond a bound
-	Snapshots = "snapshots" // sent, by SnapshotReason
-	Refused   = "refused"   // peers that wanted to read here, by Reason
-	Closed    = "closed"    // connections to peers, by Reason
-	Freed     = "freed"     // bookings of peers, by Cause
-	Failed    = "failed"    // attempts to reach a peer
-	Sent      = "sent"      // bytes
+	Copied  = "copied"  // bookings of peers
+	Limited = "limited" // bookings of peers beyond a bound
+	Refused = "refused" // peers that wanted to read here, by Reason
+	Closed  = "closed"  // connections to peers, by Reason
+	Freed   = "freed"   // bookings of peers, by Cause
+	Failed  = "failed"  // attempts to reach a peer
+	Sent    = "sent"    // bytes
 )
 
-// Counted is what is counted, and by which value.
-type Counted struct{ What, By string }
-
-// counts counts since the start.
+// counts counts since the start: what, and by which value.
 type counts struct {
 	mu sync.Mutex
-	of map[Counted]uint64
+	of map[[2]string]uint64
+}
+
+func newCounts() *counts {
+	c := &counts{of: map[[2]string]uint64{{Copied}: 0, {Limited}: 0, {Freed, string(PeerDead)}: 0,
+		{Freed, string(PeerLeft)}: 0, {Failed}: 0, {Sent}: 0}}
+	for _, why := range Reasons() {
+		c.of[[2]string{Refused, string(why)}], c.of[[2]string{Closed, string(why)}] = 0, 0
+	}
+	return c
 }
 
 func (c *counts) add(what, by string) { c.addN(what, by, 1) }
@@ -222,14 +256,11 @@ func (c *counts) add(what, by string) { c.addN(what, by, 1) }
 func (c *counts) addN(what, by string, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.of == nil {
-		c.of = map[Counted]uint64{}
-	}
-	c.of[Counted{what, by}] += uint64(n)
+	c.of[[2]string{what, by}] += uint64(n)
 }
 
-// Counts returns what was counted since the start.
-func (n *Node) Counts() map[Counted]uint64 {
+// Counts returns what was counted since the start, by what it is and its reason or cause.
+func (n *Node) Counts() map[[2]string]uint64 {
 	n.counts.mu.Lock()
 	defer n.counts.mu.Unlock()
 	return maps.Clone(n.counts.of)
@@ -248,16 +279,15 @@ func (n *Node) Readers() []string {
 
 // Close says goodbye to the peers that read here, and ends everything.
 func (n *Node) Close() {
+	n.tell()
 	n.telling.Lock()
 	n.closing = true
-	n.tell()
-	n.wakeReaders()
-	var all []*reader
-	for _, r := range n.readers {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Values(n.readers))
 	n.telling.Unlock()
 	deadline := time.After(goodbyeIn)
+	for _, r := range all {
+		token(r.wake)
+	}
 	for _, r := range all {
 		select {
 		case <-r.done:
@@ -267,31 +297,4 @@ func (n *Node) Close() {
 	}
 	n.stop()
 	n.running.Wait()
-}
-
-// warn logs what peers can cause.
-func (n *Node) warn(text string, about ...any) {
-	if held, ok := n.lines.Allow(); ok {
-		if held > 0 {
-			about = append(about, "suppressed_lines", held)
-		}
-		n.config.Log.Warn(text, about...)
-	}
-}
-
-// Fix says what to change for a reason; empty if nothing is known to help.
-func (r Reason) Fix() string {
-	switch r {
-	case Malformed:
-		return "is --replica-port of the peer at this address, and is it kvepp's?"
-	case OldVersion:
-		return "the peer speaks another version of the protocol: run the same version of kvepp in all replicas"
-	case OtherGroup:
-		return "the peer picks from another pool: give replicas of one pool alone as peers"
-	case BadToken:
-		return "give all replicas the same --replica-token-file"
-	case TooMany:
-		return "fewer replicas, or fewer addresses of each"
-	}
-	return ""
 }

@@ -20,6 +20,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -102,8 +103,8 @@ func newTestNode(security Security, change func(*Config)) *testNode {
 	n.pool.Watch(forgetter{n.book.Forget})
 	n.setWorkers("a", "b")
 	config := Config{Group: "pool", Timeout: time.Second, Security: security, Book: n.book, Pool: n.pool,
-		HeardSession: func(*Session) {}, Released: func() {}, Measured: func(time.Duration) {},
-		Heard: func(changes []scoring.Change) {
+		Measured: func(time.Duration) {},
+		Changed: func(changes []scoring.Change) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			if n.heard != nil {
@@ -162,7 +163,7 @@ func (n *testNode) worker(name string) (kvblock.Worker, bool) {
 
 // counted returns what a node has counted.
 func (n *testNode) counted(what string, by Reason) uint64 {
-	return n.Counts()[Counted{what, string(by)}]
+	return n.Counts()[[2]string{what, string(by)}]
 }
 
 // request books a request of 100 tokens and some blocks at worker a.
@@ -369,17 +370,17 @@ func TestNonsense(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := send(conn, time.Second, append(begin(nil, 'n'), "onsense"...)); err != nil {
+	if err := send(conn, time.Second, framed(append(begin('n'), "onsense"...))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := receiveGreeting(conn); reasonOf(err) != Malformed {
+	if _, err := receiveGreeting(conn); ReasonOf(err) != Malformed {
 		t.Errorf("it says %v", err)
 	}
 	eventually(t, "it is counted", func() bool { return b.counted(Refused, Malformed) == 1 })
 	// A peer that is admitted, and then sends garbage, is disconnected.
 	bad := dialed(t, b, 99)
 	eventually(t, "it reads", func() bool { return len(b.Readers()) == 2 })
-	if err := send(bad, time.Second, append(begin(nil, typePing), 1, 2, 3)); err != nil {
+	if err := send(bad, time.Second, framed(append(begin(typePing), 1, 2, 3))); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is disconnected", func() bool { return len(b.Readers()) == 1 })
@@ -428,11 +429,11 @@ func TestEarlierVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	later := append(begin(nil, typeGreeting), `{"Version":4,"Origin":7,"New":[1]}`...)
+	later := framed(append(begin(typeGreeting), `{"Version":4,"Origin":7,"New":[1]}`...))
 	if err := send(conn, time.Second, later); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := receiveGreeting(conn); reasonOf(err) != OldVersion {
+	if _, err := receiveGreeting(conn); ReasonOf(err) != OldVersion {
 		t.Errorf("to a later version it says %v", err)
 	}
 }
@@ -457,10 +458,11 @@ func TestSlowReader(t *testing.T) {
 	eventually(t, "the other reader is up to date", func() bool { return b.holds(a) == 1 })
 }
 
-// TestFellBehind: what waits for a peer is bounded in bytes. Beyond that, it gets another snapshot.
+// TestFellBehind: what waits for a peer is bounded in bytes. Beyond that, it is disconnected, and gets a snapshot when it
+// connects again.
 func TestFellBehind(t *testing.T) {
 	a := startNode(t, Security{}, nil)
-	reader := dialed(t, a, 99)
+	dialed(t, a, 99)
 	eventually(t, "it reads", func() bool { return len(a.Readers()) == 1 })
 	a.telling.Lock()
 	a.maxQueued = 100 << 10
@@ -468,32 +470,19 @@ func TestFellBehind(t *testing.T) {
 	for range 1000 {
 		a.request(t, 1000)
 	}
-	eventually(t, "it gets another snapshot", func() bool {
+	eventually(t, "it is disconnected", func() bool {
 		a.telling.Lock()
 		defer a.telling.Unlock()
 		for _, r := range a.readers {
-			if r.queued > 100<<10 || len(r.queue) > 1000 {
-				t.Errorf("%d bytes in %d parts wait", r.queued, len(r.queue))
-			}
-			if a.counted(Snapshots, Reason(Fell)) > 0 || r.due == Fell {
-				return true
+			if len(r.queue)*queuedCost > 100<<10 {
+				t.Errorf("%d messages wait", len(r.queue))
 			}
 		}
-		return false
+		return a.counted(Refused, Stalled) == 1
 	})
-	var m changes
-	known := names{byName: map[Worker]kvblock.Worker{{Name: "a"}: 0}}
-	copies := scoring.NewActiveSequences().NewCopies()
-	for message := []byte(nil); copies.Len() < 1000; {
-		var err error
-		if message, err = receive(reader, message, maxMessage); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.parse(message[1:], &known); err != nil {
-			t.Fatal(err)
-		}
-		copies.Apply(m.book)
-	}
+	b := startNode(t, Security{}, nil)
+	b.SetPeers([]string{a.address})
+	eventually(t, "another one has all", func() bool { return b.holds(a) == 1000 })
 }
 
 // TestFurtherConnectionsOfAPeer: a peer that connects again ends its own earlier connection, and takes no place of
@@ -502,7 +491,7 @@ func TestFurtherConnectionsOfAPeer(t *testing.T) {
 	a, b := startNode(t, Security{}, nil), startNode(t, Security{}, nil)
 	b.SetPeers([]string{a.address})
 	eventually(t, "b reads", func() bool { return len(a.Readers()) == 1 })
-	for range 2 * maxReaders {
+	for range 2 * maxPeers {
 		dialed(t, a, 99)
 	}
 	eventually(t, "one connection is left", func() bool { return len(a.Readers()) == 2 })
@@ -529,7 +518,7 @@ func liar(t *testing.T, message []byte) *testNode {
 		defer conn.Close()
 		if _, err := receive(conn, nil, maxRequest); err == nil {
 			hi := greeting{Origin: 7, Name: strings.Repeat("n", maxText)}
-			if hi.send(conn) == nil && send(conn, time.Second, message) == nil {
+			if hi.send(conn) == nil && send(conn, time.Second, framed(message)) == nil {
 				_, _ = io.Copy(io.Discard, conn)
 			}
 		}
@@ -546,16 +535,13 @@ func TestLyingPeer(t *testing.T) {
 		return appendChange(b, &scoring.Change{Kind: scoring.Booked, Number: number, BlockSize: 16, Blocks: 3},
 			Worker{Name: name})
 	}
-	changes := func(flags byte, data ...byte) []byte { return append(append(begin(nil, typeChanges), flags), data...) }
+	changes := func(data ...byte) []byte { return append(begin(typeChanges), data...) }
 	for what, lie := range map[string][]byte{
-		"no snapshot has begun": changes(0, 0),
-		"nor this one":          changes(flagLast, 0),
-		"flags":                 changes(9, 0),
-		"it ends early":         changes(flagFirst),
-		"a kind":                changes(flagFirst, 0, byte(kinds)),
-		"half a change":         append(booked(changes(flagFirst, 0), 1, "a"), byte(scoring.Booked)),
-		"too many values":       changes(flagFirst, 0, byte(Learned), 0, 1, 'a', 200, 1),
-		"a type":                begin(nil, 'Z'),
+		"a kind":          changes(kinds),
+		"half a change":   append(booked(changes(), 1, "a"), byte(scoring.Booked)),
+		"too many values": changes(learned, 0, 1, 'a', 200, 1),
+		"a type":          begin('Z'),
+		"a ping":          append(begin(typePing), 1, 2),
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -566,15 +552,29 @@ func TestLyingPeer(t *testing.T) {
 			}
 		})
 	}
-	fine := booked(booked(booked(booked(changes(flagFirst|flagLast, 0), 1, "a"), 1, "a"), 2, "unknown"), 3, "b")
+	fine := booked(booked(booked(changes(), 1, "a"), 2, "unknown"), 3, "b")
 	fine = appendChange(fine, &scoring.Change{Kind: scoring.Booked, Number: 4, BlockSize: 16,
 		PrefillTokens: scoring.MaxISLTokens + 1}, Worker{Name: "a"})
 	fine = appendChange(fine, &scoring.Change{Kind: scoring.Freed, Number: 3}, Worker{})
 	fine = appendLearned(fine, Worker{Name: "a"}, []float64{-1, 2})
-	a := liar(t, appendSession(fine, &Session{Kind: Ended, Key: [32]byte{1}}, Worker{}))
+	a := liar(t, appendSession(fine, &session.Event{Kind: session.Ended, Key: session.Key{1}}, Worker{}))
 	eventually(t, "what is true counts", func() bool { p := a.Peers(); return len(p) == 1 && p[0].Bookings == 1 })
-	if a.counted(Events, "") != 3 || a.counted(Events, "booked") != 3 || a.counted(Events, "freed") != 1 {
+	if a.counted(Copied, "") != 2 {
 		t.Errorf("%+v", a.Counts())
+	}
+}
+
+// TestStaleness: how late copies are is the mean of the live peers by their bookings.
+func TestStaleness(t *testing.T) {
+	peers := []Peer{
+		{State: Live, Staleness: 100 * time.Millisecond, Bookings: 2},
+		{State: Live, Staleness: 500 * time.Millisecond},
+		{State: Suspect, Staleness: time.Hour, Bookings: 9},
+	}
+	for n, want := range []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond} {
+		if got := staleness(peers[:n]).Round(time.Millisecond); got != want {
+			t.Errorf("with %d peers the copies are %v late, want %v", n, got, want)
+		}
 	}
 }
 
@@ -584,19 +584,15 @@ func TestPeersShareTheBounds(t *testing.T) {
 	defer a.Close()
 	apply := func(origin uint64, from, n, hashes int) {
 		t.Helper()
-		at := &address{}
-		p, err := a.welcome("at", at, &greeting{Origin: origin})
+		p, err := a.welcome("at", &address{}, &greeting{Origin: origin}, func(error) {})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range n {
-			message := append([]byte{0, 0}, appendChange(nil, &scoring.Change{Kind: scoring.Booked,
+			message := appendChange(nil, &scoring.Change{Kind: scoring.Booked,
 				Number: uint64(from + i), BlockSize: 16,
-				Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, hashes)}}, Worker{Name: "a"})...)
-			if i == 0 {
-				message[0] = flagFirst | flagLast
-			}
-			if err := a.apply(p, at, message); err != nil {
+				Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, hashes)}}, Worker{Name: "a"})
+			if err := a.take(p, nil, typeChanges, message); err != nil {
 				t.Fatal(err)
 			}
 		}

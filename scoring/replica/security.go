@@ -124,37 +124,23 @@ func shareName(a, b *x509.Certificate) bool {
 	return none(a) && none(b) && a.Subject.String() == b.Subject.String()
 }
 
-// server and client return the connection of either end after the handshake. Another protocol at the other end is the
-// reason OldVersion.
-func (s *Security) server(raw net.Conn) (net.Conn, error) {
+// handshake returns a connection after the handshake; end is tls.Server or tls.Client. Another protocol at the other end
+// is the reason OldVersion.
+func (s *Security) handshake(
+	ctx context.Context, raw net.Conn, end func(net.Conn, *tls.Config) *tls.Conn,
+) (net.Conn, error) {
 	if s.Plaintext() {
 		return raw, nil
 	}
-	conn := tls.Server(raw, s.config())
-	err := conn.HandshakeContext(context.Background())
-	if err != nil && strings.Contains(err.Error(), "unsupported application protocols") {
-		err = refused(OldVersion)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return conn, nil
-}
-
-func (s *Security) client(ctx context.Context, raw net.Conn) (net.Conn, error) {
-	if s.Plaintext() {
-		return raw, nil
-	}
-	conn := tls.Client(raw, s.config())
+	conn := end(raw, s.config())
 	err := conn.HandshakeContext(ctx)
-	if err != nil && strings.Contains(err.Error(), "no application protocol") ||
-		err == nil && conn.ConnectionState().NegotiatedProtocol != alpn {
+	switch {
+	case err == nil && conn.ConnectionState().NegotiatedProtocol == alpn:
+		return conn, nil
+	case err == nil || strings.Contains(err.Error(), "application protocol"):
 		err = refused(OldVersion)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return conn, nil
+	return nil, err
 }
 
 // Sides of a proof.

@@ -2,17 +2,19 @@ package replica
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"math"
 	"net"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"kvepp/kvblock"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -22,13 +24,13 @@ const (
 	flushEvery = 4 * time.Millisecond
 	flushBurst = 32
 
-	maxQueued    = 16 << 20        // bytes that wait for a peer
+	maxQueued    = 16 << 20        // bytes that wait for a peer; beyond them it is disconnected
+	queuedCost   = 64              // bytes that a message takes besides
 	stalledAfter = 2 * time.Second // a peer that takes nothing for so long is disconnected
 	silentAfter  = 10 * time.Second
 	handshakeIn  = 3 * time.Second
 	dumpWithin   = 5 * time.Minute // for a peer to read the index
-	maxReaders   = 64
-	maxSaid      = 1024
+	maxPeers     = 256
 	keptHashes   = 1 << 20 // of pending, whose memory is kept
 )
 
@@ -37,7 +39,7 @@ type pending struct {
 	book     []scoring.Change
 	hashes   []kvblock.SequenceHash
 	chains   [][]kvblock.SequenceHash
-	sessions []Session
+	sessions []session.Event
 }
 
 func (p *pending) clear() {
@@ -67,10 +69,10 @@ func (n *Node) observe(c *scoring.Change) {
 	token(n.wake)
 }
 
-// TellSession tells the peers of a session. It may be called under any lock.
-func (n *Node) TellSession(s *Session) {
+// observeSession takes an event of a session, under the lock of its table.
+func (n *Node) observeSession(e session.Event) {
 	n.mu.Lock()
-	n.pending.sessions = append(n.pending.sessions, *s)
+	n.pending.sessions = append(n.pending.sessions, e)
 	n.mu.Unlock()
 	token(n.wake)
 }
@@ -94,138 +96,97 @@ func (n *Node) pump() {
 		if pace.Wait(n.ctx) != nil {
 			return
 		}
-		n.telling.Lock()
 		n.tell()
-		n.telling.Unlock()
 	}
 }
 
-// tell encodes what is pending, once for all readers. The caller holds n.telling.
+// tell encodes what is new, once for all readers, which share the memory.
 func (n *Node) tell() {
+	n.telling.Lock()
+	defer n.telling.Unlock()
 	n.mu.Lock()
 	n.pending, n.spare = n.spare, n.pending
 	n.mu.Unlock()
 	n.own.refresh(n.config.Pool) // after the swap, so that it knows the workers of all changes that have not left
-	if len(n.readers) > 0 {
-		var e encoder
-		for i := range n.spare.book {
-			c := &n.spare.book[i]
-			e.change(n, c)
-		}
-		for i := range n.spare.sessions {
-			e.session(n, &n.spare.sessions[i])
-		}
-		n.queue(&e)
+	defer n.spare.clear()
+	if len(n.readers) == 0 {
+		return
 	}
-	n.spare.clear()
+	var e encoder
+	for i := range n.spare.book {
+		e.change(n, &n.spare.book[i])
+	}
+	for i := range n.spare.sessions {
+		e.session(n, &n.spare.sessions[i])
+	}
+	e.lessons(n, false)
+	for _, message := range e.messages {
+		framed(message)
+		for _, r := range n.readers {
+			r.add(message, n.maxQueued)
+		}
+	}
 }
 
-// encoder encodes changes into parts of about partBytes.
-type encoder struct {
-	full [][]byte
-	part []byte
+// encoder encodes changes into messages of about messageBytes.
+type encoder struct{ messages [][]byte }
+
+// message returns the message that the next change is appended to.
+func (e *encoder) message() *[]byte {
+	if n := len(e.messages); n == 0 || len(e.messages[n-1]) >= messageBytes {
+		e.messages = append(e.messages, begin(typeChanges))
+	}
+	return &e.messages[len(e.messages)-1]
 }
 
 // change adds a change of the book. A change about a worker that left is none: its requests have ended.
 func (e *encoder) change(n *Node, c *scoring.Change) {
 	w, known := n.own.byNumber[c.Worker]
 	if known || c.Kind != scoring.Booked && c.Kind != scoring.Moved {
-		e.part = appendChange(e.part, c, w)
-		e.cut()
+		m := e.message()
+		*m = appendChange(*m, c, w)
 	}
 }
 
-func (e *encoder) session(n *Node, s *Session) {
-	if w, known := n.own.byNumber[s.Worker]; known || s.Kind != Bound {
-		e.part = appendSession(e.part, s, w)
-		e.cut()
+func (e *encoder) session(n *Node, s *session.Event) {
+	if w, known := n.own.byNumber[s.Worker]; known || s.Kind != session.Bound {
+		m := e.message()
+		*m = appendSession(*m, s, w)
 	}
 }
 
-func (e *encoder) cut() {
-	if len(e.part) >= partBytes {
-		e.full, e.part = append(e.full, e.part), nil
-	}
-}
-
-// parts returns all that was encoded.
-func (e *encoder) parts() [][]byte {
-	if len(e.part) > 0 {
-		return append(e.full, e.part)
-	}
-	return e.full
-}
-
-// queue queues parts for all readers. They share the memory. The caller holds n.telling.
-func (n *Node) queue(e *encoder) {
-	parts := e.parts()
-	if len(parts) == 0 {
-		return
-	}
-	for _, r := range n.readers {
-		for _, part := range parts {
-			if r.due == "" {
-				r.queue, r.queued = append(r.queue, part), r.queued+len(part)
-			}
-			if r.queued > n.maxQueued {
-				r.snapshot(Fell)
-			}
-		}
-	}
-	n.wakeReaders()
-}
-
-func (n *Node) wakeReaders() {
-	for _, r := range n.readers {
-		token(r.wake)
-	}
-}
-
-// teach tells the peers what the book has learned of workers. The caller holds n.telling.
-func (n *Node) teach() {
-	if len(n.readers) > 0 {
-		var e encoder
-		e.lessons(n, false)
-		n.queue(&e)
-	}
-}
-
+// lessons adds what the book has learned of workers: what is new, or all.
 func (e *encoder) lessons(n *Node, all bool) {
 	n.config.Book.Lessons(all, func(w kvblock.Worker, values []float64) {
 		if name, known := n.own.byNumber[w]; known {
-			e.part = appendLearned(e.part, name, values)
-			e.cut()
+			m := e.message()
+			*m = appendLearned(*m, name, values)
 		}
 	})
 }
-
-// SnapshotReason says why a peer got a snapshot. It is a label's value.
-type SnapshotReason string
-
-// The reasons.
-const (
-	Joined SnapshotReason = "joined"      // it connected
-	Fell   SnapshotReason = "fell_behind" // too much waited for it
-	Asked  SnapshotReason = "asked"       // it left out changes about a worker that it knows now
-)
-
-// SnapshotReasons returns all reasons.
-func SnapshotReasons() []SnapshotReason { return []SnapshotReason{Joined, Fell, Asked} }
 
 // reader is a peer that reads what this process tells. Node.telling guards its fields from queue on.
 type reader struct {
 	origin uint64
 	conn   net.Conn
-	wake   chan struct{} // holds a token if there may be something to send
-	done   chan struct{} // closed at the end
-	queue  [][]byte      // parts to send
-	queued int           // bytes
-	due    SnapshotReason
-	echo   uint64 // time of a ping that is not answered; 0: none
+	cancel context.CancelFunc // ends the connection
+	wake   chan struct{}      // holds a token if there may be something to send
+	done   chan struct{}      // closed at the end
+	queue  [][]byte           // messages to send
+	queued int                // bytes
+	slow   bool               // too much waited
 }
 
-// snapshot makes a snapshot due, which has all that waits.
-func (r *reader) snapshot(why SnapshotReason) { r.due, r.queue, r.queued = why, nil, 0 }
+// add queues a message. The caller holds Node.telling.
+func (r *reader) add(message []byte, most int) {
+	if r.queued += len(message) + queuedCost; r.queued > most {
+		r.slow, r.queue = true, nil
+		r.cancel()
+		return
+	}
+	r.queue = append(r.queue, message)
+	token(r.wake)
+}
 
 // Serve serves peers at a listener until Close.
 func (n *Node) Serve(at net.Listener) error {
@@ -251,16 +212,20 @@ func (n *Node) Serve(at net.Listener) error {
 // serve serves one connection.
 func (n *Node) serve(raw net.Conn) {
 	_ = raw.SetDeadline(time.Now().Add(handshakeIn))
-	conn, err := n.config.Security.server(raw)
+	conn, err := n.config.Security.handshake(n.ctx, raw, tls.Server)
 	var peer greeting
 	if err == nil {
 		peer, err = receiveGreeting(conn)
 	}
+	own := greeting{Origin: n.origin, Name: n.config.Name}
 	if err == nil {
 		err = n.admit(&peer, conn)
 	}
+	if err == nil {
+		own.Proof, err = n.config.Security.proof(conn, serverProof)
+	}
 	if err != nil {
-		n.refuse(conn, raw.RemoteAddr(), reasonOf(err))
+		n.refuse(conn, raw.RemoteAddr(), ReasonOf(err))
 		return
 	}
 	if c, ok := raw.(interface {
@@ -270,17 +235,11 @@ func (n *Node) serve(raw net.Conn) {
 		c.Begin()
 		defer c.End()
 	}
-	proof, err := n.config.Security.proof(conn, serverProof)
-	if err != nil {
-		return
-	}
-	own := greeting{Origin: n.origin, Name: n.config.Name, Proof: proof}
 	switch {
 	case peer.Index:
 		n.serveIndex(conn, &own)
 	case own.send(conn) == nil:
-		n.serveReader(&reader{origin: peer.Origin, conn: conn, wake: make(chan struct{}, 1), done: make(chan struct{}),
-			due: Joined})
+		n.serveReader(conn, peer.Origin)
 	}
 }
 
@@ -295,7 +254,7 @@ func (n *Node) admit(peer *greeting, conn net.Conn) error {
 		return refused(BadToken)
 	case peer.Group != n.config.Group:
 		return refused(OtherGroup)
-	case !peer.Index && n.readers[peer.Origin] == nil && len(n.readers) >= maxReaders:
+	case !peer.Index && n.readers[peer.Origin] == nil && len(n.readers) >= maxPeers:
 		return refused(TooMany)
 	}
 	return nil
@@ -306,17 +265,10 @@ func (n *Node) refuse(conn net.Conn, from net.Addr, why Reason) {
 	if why == "" {
 		return
 	}
-	host, _, _ := net.SplitHostPort(from.String())
-	n.telling.Lock()
 	n.counts.add(Refused, string(why))
-	known := n.said[host+string(why)] || len(n.said) >= maxSaid
-	if !known {
-		n.said[host+string(why)] = true
-	}
-	n.telling.Unlock()
-	if why != Self && !known {
-		n.warn("a peer that wants to read what this replica tells is refused", "peer", from.String(), "reason", why,
-			"fix", why.Fix())
+	if why != Self {
+		n.lines.Log(n.config.Log, slog.LevelWarn, "a peer that wants to read what this replica tells is refused",
+			"peer", from.String(), "reason", why, "fix", why.Fix())
 	}
 	if conn != nil {
 		_ = (&greeting{Refused: why}).send(conn)
@@ -324,82 +276,74 @@ func (n *Node) refuse(conn net.Conn, from net.Addr, why Reason) {
 }
 
 // serveReader tells a peer until its connection ends.
-func (n *Node) serveReader(r *reader) {
+func (n *Node) serveReader(conn net.Conn, origin uint64) {
 	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	context.AfterFunc(ctx, func() { conn.Close() })
+	r := &reader{origin: origin, conn: conn, cancel: cancel, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	n.telling.Lock()
-	if former := n.readers[r.origin]; former != nil {
-		former.conn.Close() // a peer reads once
+	if former := n.readers[origin]; former != nil {
+		former.cancel() // a peer reads once
 	}
-	n.readers[r.origin] = r
+	n.readers[origin] = r
 	n.telling.Unlock()
 	n.running.Go(func() {
-		n.hearReader(r)
-		cancel()
-		r.conn.Close()
+		defer cancel()
+		n.hearPings(r)
 	})
 	err := n.tellReader(ctx, r)
 	close(r.done)
 	n.telling.Lock()
 	defer n.telling.Unlock()
-	if n.readers[r.origin] == r {
-		delete(n.readers, r.origin)
+	if n.readers[origin] == r {
+		delete(n.readers, origin)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if r.slow || errors.Is(err, os.ErrDeadlineExceeded) {
 		n.counts.add(Refused, string(Stalled))
-		n.warn("a peer reads too slowly what this replica tells; it is disconnected", "replica", originText(r.origin),
-			"peer", r.conn.RemoteAddr().String())
+		n.lines.Log(n.config.Log, slog.LevelWarn, "a peer reads too slowly what this replica tells; it is disconnected",
+			"replica", originText(origin), "peer", conn.RemoteAddr().String())
 	}
 }
 
-// hearReader takes a peer's pings and requests until its connection ends.
-func (n *Node) hearReader(r *reader) {
-	var message []byte
-	for {
+// hearPings queues a peer's pings for it, behind what waits, until its connection ends.
+func (n *Node) hearPings(r *reader) {
+	for message := []byte(nil); ; {
 		_ = r.conn.SetReadDeadline(time.Now().Add(silentAfter))
 		var err error
-		if message, err = receive(r.conn, message, maxRequest); err != nil {
+		if message, err = receive(r.conn, message, maxRequest); err != nil || message[0] != typePing {
 			return
 		}
 		d := decoder{data: message[1:]}
-		n.telling.Lock()
-		switch {
-		case message[0] == typePing:
-			r.echo = d.uint(math.MaxInt64, "time")
-		case message[0] == typeAgain && r.due == "":
-			r.snapshot(Asked)
-		}
-		n.telling.Unlock()
+		echo := framed(binary.AppendUvarint(begin(typePing), d.uint(math.MaxInt64, "time")))
 		if d.end() != nil {
 			return
 		}
-		token(r.wake)
+		n.telling.Lock()
+		r.add(echo, n.maxQueued)
+		n.telling.Unlock()
 	}
 }
 
-// tellReader sends what waits for a peer until ctx or this process ends.
-func (n *Node) tellReader(ctx context.Context, r *reader) (err error) {
-	var message []byte
-	for err == nil {
+// tellReader sends a peer a snapshot, and then what waits for it until ctx or this process ends.
+func (n *Node) tellReader(ctx context.Context, r *reader) error {
+	if err := n.tellSnapshot(r); err != nil {
+		return err
+	}
+	for {
 		n.telling.Lock()
-		due, echo, closing := r.due, r.echo, n.closing
-		message = binary.AppendUvarint(append(begin(message, typeChanges), 0), echo)
-		head := len(message)
-		if r.due, r.echo = "", 0; due != "" {
-			n.counts.add(Snapshots, string(due))
-		}
-		for len(r.queue) > 0 && len(message) < partBytes {
-			message = append(message, r.queue[0]...)
-			r.queued -= len(r.queue[0])
-			r.queue[0], r.queue = nil, r.queue[1:]
+		closing, message := n.closing, []byte(nil)
+		if len(r.queue) > 0 {
+			message, r.queue[0], r.queue = r.queue[0], nil, r.queue[1:]
+			r.queued -= len(message) + queuedCost
 		}
 		n.telling.Unlock()
 		switch {
-		case due != "":
-			err = n.tellSnapshot(r)
-		case len(message) > head || echo != 0:
-			err = n.sendTo(r, message)
+		case message != nil:
+			if err := n.sendTo(r, message); err != nil {
+				return err
+			}
 		case closing:
-			return n.sendTo(r, begin(message, typeGoodbye))
+			return n.sendTo(r, framed(begin(typeGoodbye)))
 		default:
 			select {
 			case <-r.wake:
@@ -408,7 +352,6 @@ func (n *Node) tellReader(ctx context.Context, r *reader) (err error) {
 			}
 		}
 	}
-	return err
 }
 
 // sendTo sends a message to a peer.
@@ -418,44 +361,63 @@ func (n *Node) sendTo(r *reader, message []byte) error {
 }
 
 // tellSnapshot sends all own bookings, what the book has learned, and all sessions. The changes that happen meanwhile
-// are queued. It holds one part of the bookings in memory at a time, and the book's lock for few of them.
+// are queued. It holds few of the bookings in memory at a time, and the book's lock for few of them.
 func (n *Node) tellSnapshot(r *reader) error {
-	var message []byte
-	sendParts := func(flags byte, parts [][]byte) error {
-		for _, part := range parts {
-			message = append(append(begin(message, typeChanges), flags, 0), part...)
-			if err := n.sendTo(r, message); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := sendParts(flagFirst, [][]byte{nil}); err != nil {
-		return err
-	}
 	for place, more := 0, true; more; {
 		var e encoder
 		n.telling.Lock()
 		place, more = n.config.Book.Snapshot(place, func(c *scoring.Change) bool {
 			e.change(n, c)
-			return len(e.full) == 0
+			return len(e.messages) < 2
 		})
+		if !more {
+			e.lessons(n, true)
+			for _, table := range n.tables() {
+				for _, s := range table.Snapshot() {
+					e.session(n, &s)
+				}
+			}
+		}
 		n.telling.Unlock()
-		if err := sendParts(0, e.parts()); err != nil {
-			return err
+		for _, message := range e.messages {
+			if err := n.sendTo(r, framed(message)); err != nil {
+				return err
+			}
 		}
 	}
-	var e encoder
-	n.telling.Lock()
-	e.lessons(n, true)
-	if n.config.Sessions != nil {
-		n.config.Sessions(func(s *Session) { e.session(n, s) })
+	return n.sendTo(r, framed(begin(typeSynced)))
+}
+
+// patient is a connection whose reads and writes may each take silentAfter.
+type patient struct{ net.Conn }
+
+func (c patient) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(silentAfter)); err != nil {
+		return 0, err
 	}
-	n.telling.Unlock()
-	if err := sendParts(0, e.parts()); err != nil {
-		return err
+	return c.Conn.Read(p)
+}
+
+func (c patient) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(silentAfter)); err != nil {
+		return 0, err
 	}
-	return sendParts(flagLast, [][]byte{nil})
+	return c.Conn.Write(p)
+}
+
+// indexWriter sends a greeting, and then what is written.
+type indexWriter struct {
+	patient
+	own *greeting // nil: it was sent
+}
+
+func (w *indexWriter) Write(p []byte) (int, error) {
+	if own := w.own; own != nil {
+		if w.own = nil; own.send(w.Conn) != nil {
+			return 0, net.ErrClosed
+		}
+	}
+	return w.patient.Write(p)
 }
 
 // serveIndex sends this process's index to a peer, after a greeting.
@@ -464,31 +426,7 @@ func (n *Node) serveIndex(conn net.Conn, own *greeting) {
 	ctx, cancel := context.WithTimeout(n.ctx, dumpWithin)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if n.config.Dump == nil || errors.Is(n.config.Dump(ctx, &indexWriter{conn, own}), ErrBusy) {
+	if n.config.Dump == nil || errors.Is(n.config.Dump(ctx, &indexWriter{patient{conn}, own}), ErrBusy) {
 		_ = (&greeting{Refused: Busy}).send(conn)
 	}
-}
-
-// indexWriter sends a greeting, and then what is written.
-type indexWriter struct {
-	net.Conn
-	own *greeting // nil: it was sent
-}
-
-func (w *indexWriter) Write(p []byte) (written int, err error) {
-	if w.own != nil {
-		err, w.own = w.own.send(w.Conn), nil
-	}
-	for part := range slices.Chunk(p, partBytes) {
-		if err == nil {
-			err = w.SetWriteDeadline(time.Now().Add(silentAfter))
-		}
-		if err != nil {
-			return written, err
-		}
-		var n int
-		n, err = w.Conn.Write(part)
-		written += n
-	}
-	return written, err
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -19,14 +20,14 @@ import (
 // bytes, all little-endian; texts are a length and bytes. A message begins with its type:
 //
 //	greeting type, JSON
-//	changes  type, flags (1: a snapshot begins, 2: it ends), echo of a ping's time or 0, then each change
+//	changes  type, then each change
+//	synced   type: the snapshot, with which each connection begins, is complete
 //	goodbye  type
-//	ping     type, time in µs of the sender's clock
-//	again    type: send a snapshot
+//	ping     type, time in ns of the clock of the process that connects
 //
-// Both sides begin with a greeting, first the process that connects. It then says ping and again; the other one says
-// the rest, or if it was asked for its index, the index, without messages. A change begins with its kind, and a worker
-// is its rank and its name:
+// Both sides begin with a greeting, first the process that connects. It then says ping alone; the other one says the
+// rest and each ping again, or if it was asked for its index, the index, without messages. A change begins with its
+// kind, and a worker is its rank and its name:
 //
 //	booked              number, worker, block size, prefill tokens, blocks, age in ms, chains, each: length, hashes
 //	prefill done, released, freed   number
@@ -45,54 +46,45 @@ const (
 const (
 	typeGreeting byte = 'K'
 	typeChanges  byte = 'C'
+	typeSynced   byte = 'S'
 	typeGoodbye  byte = 'G'
 	typePing     byte = 'P'
-	typeAgain    byte = 'A'
-
-	flagFirst = 1
-	flagLast  = 2
 )
 
-// Kind is what a change says. The first ones are scoring.ChangeKind's.
-type Kind uint8
-
-// The kinds. Their numbers are on the wire.
+// The kinds of changes: scoring.ChangeKind's, then session.EventKind's, then what the owner has learned of a worker.
 const (
-	Bound   Kind = 1 + iota + Kind(scoring.Moved) // a session was bound to a worker, or used there
-	Used                                          // a request of a session ended
-	Ended                                         // a session ended
-	Learned                                       // what the owner has learned of a worker
-	kinds
+	session0 = byte(scoring.Moved)
+	bound    = session0 + byte(session.Bound)
+	learned  = session0 + byte(session.Ended) + 1
+	kinds    = learned + 1
 )
-
-var kindNames = [kinds]string{"", "booked", "prefill_done", "prefill_released", "freed", "moved", "bound", "used",
-	"ended", "learned"}
-
-// Kinds returns the names of all kinds.
-func Kinds() []string { return kindNames[1:] }
 
 // Bounds. Messages beyond them are malformed.
 const (
-	MaxHashes  = 1 << 16 // of one booking; a longer prompt counts as blocks without hashes
-	maxChains  = 1 << 12
-	maxText    = 512 // bytes of a name
-	maxValues  = 64
-	maxCount   = 1 << 40 // tokens, blocks
-	maxRank    = 1 << 20
-	maxAge     = 30 * 24 * time.Hour
-	maxMessage = 2 << 20 // bytes; a change has at most MaxHashes hashes of 8 bytes
-	maxRequest = 4 << 10 // bytes of the other messages
-	partBytes  = 256 << 10
+	MaxHashes    = 1 << 16 // of one booking; a longer prompt counts as blocks without hashes
+	maxChains    = 1 << 12
+	maxText      = 512 // bytes of a name
+	maxValues    = 64
+	maxCount     = 1 << 40 // tokens, blocks
+	maxRank      = 1 << 20
+	maxAge       = 30 * 24 * time.Hour
+	maxMessage   = 2 << 20 // bytes; a change has at most MaxHashes hashes of 8 bytes
+	maxRequest   = 4 << 10 // bytes of greetings and pings
+	messageBytes = 256 << 10
 )
 
 var errMalformed = errors.New("replica: the message is malformed")
 
-// begin begins a message in b's memory.
-func begin(b []byte, kind byte) []byte { return append(b[:0], 0, 0, 0, 0, kind) }
+// begin begins a message, and framed completes it with its length.
+func begin(kind byte) []byte { return []byte{0, 0, 0, 0, kind} }
 
-// send sends a message that begin has begun.
-func send(conn net.Conn, within time.Duration, message []byte) error {
+func framed(message []byte) []byte {
 	binary.LittleEndian.PutUint32(message, uint32(len(message)-4))
+	return message
+}
+
+// send sends a framed message.
+func send(conn net.Conn, within time.Duration, message []byte) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(within)); err != nil {
 		return err
 	}
@@ -152,9 +144,6 @@ func (d *decoder) bytes(n int, what string) []byte {
 	return b
 }
 
-func (d *decoder) byte(what string) byte    { return d.bytes(1, what)[0] }
-func (d *decoder) fixed(what string) uint64 { return binary.LittleEndian.Uint64(d.bytes(8, what)) }
-func (d *decoder) text(most int) []byte     { return d.bytes(int(d.uint(uint64(most), "length")), "text") }
 func (d *decoder) ms(what string) time.Duration {
 	return time.Duration(d.uint(uint64(maxAge/time.Millisecond), what)) * time.Millisecond
 }
@@ -165,10 +154,6 @@ func (d *decoder) end() error {
 		d.fail("bytes after its end")
 	}
 	return d.err
-}
-
-func appendText(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
 func appendMS(b []byte, d time.Duration) []byte {
@@ -192,7 +177,7 @@ func (g *greeting) send(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	return send(conn, handshakeIn, append(begin(nil, typeGreeting), text...))
+	return send(conn, handshakeIn, framed(append(begin(typeGreeting), text...)))
 }
 
 // receiveGreeting receives a greeting of this version. A refusal is an error.
@@ -203,7 +188,7 @@ func receiveGreeting(conn net.Conn) (g greeting, err error) {
 		return g, err
 	case message[0] != typeGreeting || json.Unmarshal(message[1:], &g) != nil:
 		return g, refused(Malformed)
-	case g.Refused != "" && slices.Contains(refusals, g.Refused):
+	case slices.Contains(refusals, g.Refused):
 		return g, refused(g.Refused)
 	case g.Version != Version:
 		return g, refused(OldVersion)
@@ -227,23 +212,26 @@ const (
 	Busy       Reason = "busy"           // it gives its index to another replica, or starts itself
 	Duplicate  Reason = "duplicate"      // another address leads to the same process
 	Silent     Reason = "silent"         // no message for longer than the timeout
-	Stalled    Reason = "stalled"        // the peer does not read
-	Left       Reason = "left"           // it said goodbye
+	Stalled    Reason = "stalled"        // the peer reads too slowly
+	NewWorker  Reason = "new_worker"     // changes about a worker were left out that this process knows now
+	Left       Reason = "left"           // the peer said goodbye
 )
 
 // refusals are the reasons that a peer tells.
 var refusals = []Reason{Malformed, OldVersion, OtherGroup, Self, BadToken, TooMany, Busy}
 
 // Reasons returns all reasons.
-func Reasons() []Reason { return append(slices.Clone(refusals), Duplicate, Silent, Stalled, Left) }
+func Reasons() []Reason {
+	return append(slices.Clone(refusals), Duplicate, Silent, Stalled, NewWorker, Left)
+}
 
 // refused is a reason as an error.
 type refused Reason
 
 func (r refused) Error() string { return "replica: the peers share nothing: " + string(r) }
 
-// reasonOf returns the reason of an error; empty: it has none, such as a failed connection.
-func reasonOf(err error) Reason {
+// ReasonOf returns the reason of an error; empty: it has none, such as a failed connection.
+func ReasonOf(err error) Reason {
 	var r refused
 	switch {
 	case errors.As(err, &r):
@@ -254,58 +242,68 @@ func reasonOf(err error) Reason {
 	return ""
 }
 
+// Fix says what to change for a reason; empty if nothing is known to help.
+func (r Reason) Fix() string {
+	switch r {
+	case Malformed:
+		return "is --replica-port of the peer at this address, and is it kvepp's?"
+	case OldVersion:
+		return "the peer speaks another version of the protocol: run the same version of kvepp in all replicas"
+	case OtherGroup:
+		return "the peer picks from another pool: give replicas of one pool alone as peers"
+	case BadToken:
+		return "give all replicas the same --replica-token-file"
+	case TooMany:
+		return "fewer replicas, or fewer addresses of each"
+	}
+	return ""
+}
+
 func appendWorker(b []byte, w Worker) []byte {
-	return appendText(binary.AppendUvarint(b, uint64(w.Rank)), w.Name)
+	b = binary.AppendUvarint(b, uint64(w.Rank))
+	return append(binary.AppendUvarint(b, uint64(len(w.Name))), w.Name...)
 }
 
 // appendChange appends a change of a book; w is its worker.
 func appendChange(b []byte, c *scoring.Change, w Worker) []byte {
 	b = binary.AppendUvarint(append(b, byte(c.Kind)), c.Number)
-	switch c.Kind {
-	case scoring.Booked:
-		hashes := c.Hashes()
-		chains, blocks := c.Chains, c.Blocks
-		if hashes > MaxHashes || len(chains) > maxChains {
-			chains, blocks = nil, blocks+hashes
+	if c.Kind != scoring.Booked && c.Kind != scoring.Moved {
+		return b
+	}
+	b = binary.AppendUvarint(appendWorker(b, w), uint64(c.BlockSize))
+	if c.Kind == scoring.Moved {
+		return b
+	}
+	chains, blocks := c.Chains, c.Blocks
+	if hashes := c.Hashes(); hashes > MaxHashes || len(chains) > maxChains {
+		chains, blocks = nil, blocks+hashes
+	}
+	b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.PrefillTokens)), uint64(blocks))
+	b = binary.AppendUvarint(appendMS(b, c.Age), uint64(len(chains)))
+	for _, chain := range chains {
+		b = binary.AppendUvarint(b, uint64(len(chain)))
+		for _, h := range chain {
+			b = binary.LittleEndian.AppendUint64(b, uint64(h))
 		}
-		b = binary.AppendUvarint(appendWorker(b, w), uint64(c.BlockSize))
-		b = binary.AppendUvarint(b, uint64(c.PrefillTokens))
-		b = binary.AppendUvarint(appendMS(binary.AppendUvarint(b, uint64(blocks)), c.Age), uint64(len(chains)))
-		for _, chain := range chains {
-			b = binary.AppendUvarint(b, uint64(len(chain)))
-			for _, h := range chain {
-				b = binary.LittleEndian.AppendUint64(b, uint64(h))
-			}
-		}
-	case scoring.Moved:
-		b = binary.AppendUvarint(appendWorker(b, w), uint64(c.BlockSize))
 	}
 	return b
 }
 
 // appendSession appends an event of a session; w is its worker.
-func appendSession(b []byte, s *Session, w Worker) []byte {
-	b = append(append(b, byte(s.Kind)), s.Key[:]...)
-	if s.Kind == Bound {
-		b = appendMS(appendMS(appendWorker(b, w), s.TTL), s.Age)
+func appendSession(b []byte, e *session.Event, w Worker) []byte {
+	b = append(append(b, session0+byte(e.Kind)), e.Key[:]...)
+	if e.Kind == session.Bound {
+		b = appendMS(appendMS(appendWorker(b, w), e.TTL), e.Age)
 	}
 	return b
 }
 
 func appendLearned(b []byte, w Worker, values []float64) []byte {
-	b = binary.AppendUvarint(appendWorker(append(b, byte(Learned)), w), uint64(len(values)))
+	b = binary.AppendUvarint(appendWorker(append(b, learned), w), uint64(len(values)))
 	for _, v := range values {
 		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
 	}
 	return b
-}
-
-// Session is what happened to a session.
-type Session struct {
-	Kind     Kind // Bound, Used, Ended
-	Key      [32]byte
-	Worker   kvblock.Worker // Bound
-	TTL, Age time.Duration  // Bound; the age is the time since the latest use
 }
 
 // lesson is what a peer has learned of a worker.
@@ -316,25 +314,19 @@ type lesson struct {
 
 // changes is a decoded message. Its memory is used again for the next one.
 type changes struct {
-	flags    byte
-	echo     uint64 // µs; 0: none
 	book     []scoring.Change
-	sessions []Session
+	sessions []session.Event
 	lessons  []lesson
 	missed   int // changes about workers that are not known here
 	hashes   []kvblock.SequenceHash
 	chains   [][]kvblock.SequenceHash
 }
 
-// parse decodes a message of changes. Changes about workers that are not known are left out.
+// parse decodes changes. Those about workers that are not known are left out.
 func (m *changes) parse(data []byte, known *names) error {
 	*m = changes{book: m.book[:0], sessions: m.sessions[:0], lessons: m.lessons[:0],
 		hashes: m.hashes[:0], chains: m.chains[:0]}
 	d := &decoder{data: data}
-	if m.flags = d.byte("flags"); m.flags > flagFirst|flagLast {
-		d.fail("flags")
-	}
-	m.echo = d.uint(math.MaxInt64, "echo")
 	for d.err == nil && len(d.data) > 0 {
 		m.change(d, known)
 	}
@@ -342,10 +334,11 @@ func (m *changes) parse(data []byte, known *names) error {
 }
 
 func (m *changes) change(d *decoder, known *names) {
-	kind := Kind(d.byte("kind"))
+	kind := d.bytes(1, "kind")[0]
 	there := true
 	worker := func() (w kvblock.Worker) {
-		rank, name := uint32(d.uint(maxRank, "rank")), d.text(maxText)
+		rank := uint32(d.uint(maxRank, "rank"))
+		name := d.bytes(int(d.uint(maxText, "length of a name")), "name")
 		if w, there = known.byName[Worker{string(name), rank}]; !there && d.err == nil {
 			m.missed++
 		}
@@ -354,41 +347,38 @@ func (m *changes) change(d *decoder, known *names) {
 	switch {
 	case kind == 0 || kind >= kinds:
 		d.fail("kind")
-	case kind == Learned:
+	case kind == learned:
 		l := lesson{worker: worker()}
 		for range d.uint(maxValues, "number of values") {
-			l.values = append(l.values, math.Float64frombits(d.fixed("value")))
+			l.values = append(l.values, math.Float64frombits(binary.LittleEndian.Uint64(d.bytes(8, "value"))))
 		}
 		if there {
 			m.lessons = append(m.lessons, l)
 		}
-	case kind >= Bound:
-		s := Session{Kind: kind}
-		copy(s.Key[:], d.bytes(len(s.Key), "key"))
-		if kind == Bound {
-			s.Worker, s.TTL, s.Age = worker(), d.ms("TTL"), d.ms("age")
+	case kind >= bound:
+		e := session.Event{Kind: session.EventKind(kind - session0)}
+		copy(e.Key[:], d.bytes(len(e.Key), "key"))
+		if kind == bound {
+			e.Worker, e.TTL, e.Age = worker(), d.ms("TTL"), d.ms("age")
 		}
 		if there {
-			m.sessions = append(m.sessions, s)
+			m.sessions = append(m.sessions, e)
 		}
 	default:
 		c := scoring.Change{Kind: scoring.ChangeKind(kind), Number: d.uint(math.MaxUint64, "number")}
-		switch c.Kind {
-		case scoring.Booked:
+		if c.Kind == scoring.Booked || c.Kind == scoring.Moved {
 			c.Worker, c.BlockSize = worker(), int(d.uint(kvblock.MaxBlockSize, "block size"))
-			c.PrefillTokens, c.Blocks = int(d.uint(maxCount, "prefill tokens")), int(d.uint(maxCount, "blocks"))
-			c.Age = d.ms("age")
-			c.Chains = m.chainsOf(d)
-			if !there {
-				return
-			}
-		case scoring.Moved:
-			c.Worker, c.BlockSize = worker(), int(d.uint(kvblock.MaxBlockSize, "block size"))
-			if !there { // what a copy needs at another worker is not kept
-				c = scoring.Change{Kind: scoring.Freed, Number: c.Number}
-			}
 		}
-		m.book = append(m.book, c)
+		if c.Kind == scoring.Booked {
+			c.PrefillTokens, c.Blocks = int(d.uint(maxCount, "prefill tokens")), int(d.uint(maxCount, "blocks"))
+			c.Age, c.Chains = d.ms("age"), m.chainsOf(d)
+		}
+		switch {
+		case there:
+			m.book = append(m.book, c)
+		case c.Kind == scoring.Moved: // what a copy needs at another worker is not kept
+			m.book = append(m.book, scoring.Change{Kind: scoring.Freed, Number: c.Number})
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kvepp/kvblock"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
@@ -19,10 +20,9 @@ func TestChanges(t *testing.T) {
 	booked := scoring.Change{Kind: scoring.Booked, Number: 1 << 40, Worker: 3, BlockSize: 16, PrefillTokens: 40,
 		Blocks: 1, Chains: [][]kvblock.SequenceHash{{1, 2}, {}, {1 << 63}}, Age: 2 * time.Second}
 	moved := scoring.Change{Kind: scoring.Moved, Number: 2, Worker: 4, BlockSize: 32}
-	bound := Session{Kind: Bound, Key: [32]byte{7}, Worker: 4, TTL: time.Minute, Age: time.Second}
-	used := Session{Kind: Used, Key: [32]byte{8}}
-	data := []byte{flagLast, 5}
-	data = appendChange(data, &booked, a)
+	bound := session.Event{Kind: session.Bound, Key: session.Key{7}, Worker: 4, TTL: time.Minute, Age: time.Second}
+	used := session.Event{Kind: session.Used, Key: session.Key{8}}
+	data := appendChange(nil, &booked, a)
 	data = appendChange(data, &booked, unknown)
 	data = appendChange(data, &moved, b)
 	data = appendChange(data, &moved, unknown)
@@ -38,14 +38,14 @@ func TestChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if m.flags != flagLast || m.echo != 5 || m.missed != 4 {
-		t.Errorf("flags %d, echo %d, %d missed", m.flags, m.echo, m.missed)
+	if m.missed != 4 {
+		t.Errorf("%d missed", m.missed)
 	}
 	want := []scoring.Change{booked, moved, {Kind: scoring.Freed, Number: 2}, {Kind: scoring.PrefillDone, Number: 9}}
 	if !reflect.DeepEqual(m.book, want) {
 		t.Errorf("%+v, want %+v", m.book, want)
 	}
-	if want := []Session{bound, used}; !reflect.DeepEqual(m.sessions, want) {
+	if want := []session.Event{bound, used}; !reflect.DeepEqual(m.sessions, want) {
 		t.Errorf("%+v, want %+v", m.sessions, want)
 	}
 	if want := []lesson{{3, []float64{1.5, 2}}}; !reflect.DeepEqual(m.lessons, want) {
@@ -53,7 +53,7 @@ func TestChanges(t *testing.T) {
 	}
 	long := scoring.Change{Kind: scoring.Booked, BlockSize: 16, Blocks: 1,
 		Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, MaxHashes+1)}}
-	err := m.parse(appendChange([]byte{0, 0}, &long, a), &twoWorkers)
+	err := m.parse(appendChange(nil, &long, a), &twoWorkers)
 	if err != nil || m.book[0].Blocks != MaxHashes+2 {
 		t.Errorf("%d blocks, %v", m.book[0].Blocks, err)
 	}
@@ -77,7 +77,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		near, far := net.Pipe()
 		defer near.Close()
-		go func() { _ = send(far, time.Second, append(begin(nil, typeGreeting), data...)) }()
+		go func() { _ = send(far, time.Second, framed(append(begin(typeGreeting), data...))) }()
 		g, err := receiveGreeting(near)
 		if err == nil && (g.Version != Version || g.Origin == 0 || len(g.Name) > maxText) {
 			t.Errorf("%+v", g)
@@ -87,11 +87,11 @@ func FuzzGreeting(f *testing.F) {
 
 // FuzzChanges: no message of a peer breaks the book, and after the peer's end nothing of it is left.
 func FuzzChanges(f *testing.F) {
-	data := appendChange([]byte{flagFirst | flagLast, 5}, &scoring.Change{Kind: scoring.Booked, Number: 1,
+	data := appendChange(nil, &scoring.Change{Kind: scoring.Booked, Number: 1,
 		BlockSize: 16, PrefillTokens: 7, Chains: [][]kvblock.SequenceHash{{1, 2, 3}}}, Worker{Name: "a"})
 	data = appendChange(data, &scoring.Change{Kind: scoring.Moved, Number: 1, BlockSize: 8}, Worker{Name: "b", Rank: 1})
 	data = appendLearned(data, Worker{Name: "a"}, make([]float64, 18))
-	f.Add(appendSession(data, &Session{Kind: Bound}, Worker{Name: "a"}))
+	f.Add(appendSession(data, &session.Event{Kind: session.Bound}, Worker{Name: "a"}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		book := scoring.NewActiveSequences()
 		copies := book.NewCopies()

@@ -13,22 +13,7 @@ import (
 	"kvepp/pool"
 	"kvepp/router/session"
 	"kvepp/scoring"
-	"kvepp/scoring/replica"
 )
-
-// TestStaleness: how late copies are is the mean of the live peers by their bookings.
-func TestStaleness(t *testing.T) {
-	peers := []replica.Peer{
-		{State: replica.Live, Staleness: 100 * time.Millisecond, Bookings: 2},
-		{State: replica.Live, Staleness: 500 * time.Millisecond},
-		{State: replica.Suspect, Staleness: time.Hour, Bookings: 9},
-	}
-	for n, want := range []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond} {
-		if got := staleness(peers[:n]).Round(time.Millisecond); got != want {
-			t.Errorf("with %d peers the copies are %v late, want %v", n, got, want)
-		}
-	}
-}
 
 // started starts a replica with a worker.
 func started(t *testing.T) (s *Sharing, address string) {
@@ -40,7 +25,7 @@ func started(t *testing.T) (s *Sharing, address string) {
 	log := slog.New(slog.DiscardHandler)
 	p := pool.New(log)
 	p.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000"}})
-	s = New(t.Context(), &Config{}, Parts{Book: scoring.NewActiveSequences(), Pool: p,
+	s = New(&Config{}, Parts{Book: scoring.NewActiveSequences(), Pool: p,
 		Sessions: session.NewTable(session.Config{TTL: time.Minute}),
 		Stored:   session.NewTable(session.Config{TTL: time.Hour}), Metrics: metrics.New(), Log: log})
 	go s.Serve(at)

@@ -94,7 +94,7 @@ func (s *Stack) Decided(ctx context.Context) (own, copied []int, err error) {
 			}
 		}
 		own = append(own, int(routed))
-		copied = append(copied, int(m[`kvepp_replica_events_total{kind="booked",outcome="applied"}`]))
+		copied = append(copied, int(m["kvepp_replica_copied_total"]))
 	}
 	return own, copied, nil
 }
