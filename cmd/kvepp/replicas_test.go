@@ -245,7 +245,7 @@ func TestStrangeReplicas(t *testing.T) {
 	if err := b.checkMetric(copied, 0); err != nil {
 		t.Error(err)
 	}
-	if n := strings.Count(a.log(), "cannot be reached; this replica tries again every second\" address="+
+	if n := strings.Count(a.log(), "share nothing; it tries again\" address="+
 		nonsense.Addr().String()); n != 1 {
 		t.Errorf("%d lines about the nonsense", n)
 	}

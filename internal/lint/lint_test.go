@@ -73,7 +73,7 @@ var may = map[string]string{
 		"internal/metrics",
 	"router/eject":        "internal/flags kvblock pool pool/enginemetrics internal/metrics",
 	"router/queue":        "internal/boundedfile internal/flags internal/suggest",
-	"scoring/replica":     "internal/loglimit kvblock pool router/session scoring",
+	"scoring/replica":     "kvblock pool router/session scoring",
 	"router/session":      "kvblock internal/flags internal/metrics",
 	"router/admission":    "kvblock internal/flags",
 	"router/record":       "internal/flags internal/metrics kvblock",

@@ -23,7 +23,6 @@ import (
 	"sync"
 	"time"
 
-	"kvepp/internal/loglimit"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/session"
@@ -109,18 +108,18 @@ type Node struct {
 	start  time.Time
 	ctx    context.Context
 	stop   context.CancelFunc
-	lines  loglimit.Limiter
 	wake   chan struct{} // holds a token if changes are pending
 
 	mu      sync.Mutex // guards pending; the innermost lock of the process
 	pending pending
 
-	telling   sync.Mutex // guards what follows, up to maxQueued
+	telling   sync.Mutex // guards what follows, up to said
 	own       names
 	spare     pending // scratch memory
 	readers   map[uint64]*reader
 	closing   bool
-	maxQueued int // bytes
+	maxQueued int             // bytes
+	said      map[string]bool // refusals that are logged
 
 	hearing   sync.Mutex // guards what follows
 	theirs    names
@@ -138,7 +137,7 @@ type Node struct {
 // New returns a node without peers, which observes the book and the sessions from now on.
 func New(config Config) *Node {
 	n := &Node{config: config, origin: rand.Uint64() | 1, start: time.Now(), wake: make(chan struct{}, 1),
-		maxQueued: maxQueued, readers: map[uint64]*reader{}, peers: map[uint64]*peer{},
+		maxQueued: maxQueued, said: map[string]bool{}, readers: map[uint64]*reader{}, peers: map[uint64]*peer{},
 		addresses: map[string]*address{}, synced: make(chan struct{}), counts: newCounts()}
 	if n.config.Timeout == 0 {
 		n.config.Timeout = DefaultTimeout

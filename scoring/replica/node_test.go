@@ -458,8 +458,8 @@ func TestSlowReader(t *testing.T) {
 	eventually(t, "the other reader is up to date", func() bool { return b.holds(a) == 1 })
 }
 
-// TestFellBehind: what waits for a peer is bounded in bytes. Beyond that, it is disconnected, and gets a snapshot when it
-// connects again.
+// TestFellBehind: what waits for a peer is bounded in bytes. Beyond that, it is disconnected, and gets a snapshot when
+// it connects again.
 func TestFellBehind(t *testing.T) {
 	a := startNode(t, Security{}, nil)
 	dialed(t, a, 99)

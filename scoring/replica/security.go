@@ -124,8 +124,8 @@ func shareName(a, b *x509.Certificate) bool {
 	return none(a) && none(b) && a.Subject.String() == b.Subject.String()
 }
 
-// handshake returns a connection after the handshake; end is tls.Server or tls.Client. Another protocol at the other end
-// is the reason OldVersion.
+// handshake returns a connection after the handshake; end is tls.Server or tls.Client. Another protocol at the other
+// end is the reason OldVersion.
 func (s *Security) handshake(
 	ctx context.Context, raw net.Conn, end func(net.Conn, *tls.Config) *tls.Conn,
 ) (net.Conn, error) {

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"log/slog"
 	"math"
 	"net"
 	"os"
@@ -31,6 +30,7 @@ const (
 	handshakeIn  = 3 * time.Second
 	dumpWithin   = 5 * time.Minute // for a peer to read the index
 	maxPeers     = 256
+	maxSaid      = 1024
 	keptHashes   = 1 << 20 // of pending, whose memory is kept
 )
 
@@ -265,11 +265,9 @@ func (n *Node) refuse(conn net.Conn, from net.Addr, why Reason) {
 	if why == "" {
 		return
 	}
-	n.counts.add(Refused, string(why))
-	if why != Self {
-		n.lines.Log(n.config.Log, slog.LevelWarn, "a peer that wants to read what this replica tells is refused",
-			"peer", from.String(), "reason", why, "fix", why.Fix())
-	}
+	n.telling.Lock()
+	n.refusing("a peer that wants to read what this replica tells is refused", from, why)
+	n.telling.Unlock()
 	if conn != nil {
 		_ = (&greeting{Refused: why}).send(conn)
 	}
@@ -299,9 +297,17 @@ func (n *Node) serveReader(conn net.Conn, origin uint64) {
 		delete(n.readers, origin)
 	}
 	if r.slow || errors.Is(err, os.ErrDeadlineExceeded) {
-		n.counts.add(Refused, string(Stalled))
-		n.lines.Log(n.config.Log, slog.LevelWarn, "a peer reads too slowly what this replica tells; it is disconnected",
-			"replica", originText(origin), "peer", conn.RemoteAddr().String())
+		n.refusing("a peer reads too slowly what this replica tells; it is disconnected", conn.RemoteAddr(), Stalled)
+	}
+}
+
+// refusing counts that a peer is refused, and logs it once for each host and reason. The caller holds n.telling.
+func (n *Node) refusing(text string, from net.Addr, why Reason) {
+	n.counts.add(Refused, string(why))
+	host, _, _ := net.SplitHostPort(from.String())
+	if about := host + string(why); why != Self && !n.said[about] && len(n.said) < maxSaid {
+		n.said[about] = true
+		n.config.Log.Warn(text, "peer", from.String(), "reason", why, "fix", why.Fix())
 	}
 }
 
