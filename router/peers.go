@@ -17,8 +17,8 @@ import (
 const peersLookWithin = 4 * time.Millisecond
 
 // PeersChanged notes changes of other replicas' bookings. They may have released load: requests that wait may go soon.
-// If the index is to assume that a worker holds a prompt after a request for it was sent there (Config.Predict), that is
-// so for their requests, too. It is cheap if none waits and the index assumes nothing.
+// If the index is to assume that a worker holds a prompt after a request for it was sent there (Config.Predict), that
+// is so for their requests, too. It is cheap if none waits and the index assumes nothing.
 func (r *Router) PeersChanged(changes []scoring.Change) {
 	r.lookSoon()
 	if len(changes) == 0 || r.cfg.Predict == (Predict{}) || !r.cfg.asksIndex() {

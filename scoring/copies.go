@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// MaxCopies bounds the bookings that a book copies from others. Each of N origins has one Nth: a booking must not be
-	// left out because of another origin's.
+	// MaxCopies bounds the bookings that a book copies from others. Each of N origins has one Nth: a booking must not
+	// be left out because of another origin's.
 	MaxCopies = 1 << 18
-	// maxOriginBytes bounds in the same way what copies take as their origins count it: copyBytes, chainBytes and 8 a
-	// hash. maxCopiedBytes bounds the memory of the blocks of all copies: many short runs, each held on several workers,
-	// take 30 times 8 bytes a hash. A booking beyond either is copied without hashes: its blocks count as ones that no
-	// other request shares.
+	// maxOriginBytes bounds in the same way what copies take as their origins count it: copyBytes, chainBytes and 8
+	// for a hash. maxCopiedBytes bounds the memory of the blocks of all copies: many short runs, each held on several
+	// workers, take 30 times 8 bytes a hash. A booking beyond either is copied without hashes: its blocks count as
+	// ones that no other request shares.
 	maxOriginBytes, maxCopiedBytes = 1 << 28, 1 << 29
 	copyBytes, chainBytes          = 512, 256
 	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.

@@ -47,7 +47,8 @@ var replicaCounts = map[string]*prometheus.Desc{
 	"failed": replicaDesc("kvepp_replica_connect_failures_total",
 		"Attempts to reach another replica that failed; a rise means that its address, certificate or token is wrong."),
 	"limited": replicaDesc("kvepp_replica_flat_bookings_total",
-		"Running requests of other replicas that count without their blocks' hashes, or not at all: they are too many."),
+		"Running requests of other replicas that count without their blocks' hashes, or not at all: they are "+
+			"too many."),
 }
 
 // replicaCollector exports Replicas at each scrape.

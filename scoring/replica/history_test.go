@@ -323,7 +323,8 @@ func TestHistories(t *testing.T) {
 			h.run(counts)
 		})
 	}
-	for _, what := range []string{"closed new_worker", "closed left", "closed self", "refused stalled", "freed peer_dead"} {
+	for _, what := range []string{"closed new_worker", "closed left", "closed self", "refused stalled",
+		"freed peer_dead"} {
 		if counts[what] == 0 {
 			t.Errorf("no history had %q: %v", what, counts)
 		}
