@@ -15,7 +15,7 @@ import (
 )
 
 // TestAccessLog: kvepp's access log has one line for each request through Envoy. The line has the request id of Envoy's
-// own access log, and the values of the decision headers and of the engine's answer.
+// own access log, and the values of the decision headers and of the engine's response.
 func TestAccessLog(t *testing.T) {
 	const secret = "Zyzzogeton"
 	file := filepath.Join(t.TempDir(), "access.log")
@@ -131,7 +131,7 @@ func TestAccessLog(t *testing.T) {
 		}
 	}
 
-	// A client that closes its connection during its answer.
+	// A client that closes its connection during its response.
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(
 		ctx,

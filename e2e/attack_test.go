@@ -42,7 +42,7 @@ type attacked struct {
 	mu     sync.Mutex      // guards took
 }
 
-// sumHeader has the hash of the body. A request with holdHeader gets no answer.
+// sumHeader has the hash of the body. A request with holdHeader gets no response.
 const (
 	sumHeader  = "x-sum"
 	holdHeader = "x-hold"
@@ -190,7 +190,7 @@ func cpuTime(t *testing.T, s *stack.Stack) time.Duration {
 func whole() bool { return *stormRequests >= 5000 }
 
 // TestStormOfBodies sends bodies that are costly to parse, four at once and as large as allowed. Memory stays within
-// its bound, other clients get their answers, and every body arrives unchanged.
+// its bound, other clients get their responses, and every body arrives unchanged.
 func TestStormOfBodies(t *testing.T) {
 	const size = 31_000_000
 	a := startAttacked(t, 50)
@@ -329,7 +329,7 @@ func TestStormOfPieces(t *testing.T) {
 }
 
 // TestStormOfPrompts sends completions of 2,048 short prompts that the endpoint does not answer. What kvepp keeps of
-// them stays within the budget, and other clients get their answers.
+// them stays within the budget, and other clients get their responses.
 func TestStormOfPrompts(t *testing.T) {
 	const budget = 64 << 20
 	requests := 700

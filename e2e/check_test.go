@@ -113,7 +113,7 @@ func TestCheckEventPlane(t *testing.T) {
 	}
 }
 
-// TestCheckPrefillWorkers: a decode worker's answers do not show its own cached tokens, so they are not compared.
+// TestCheckPrefillWorkers: a decode worker's responses do not show its own cached tokens, so they are not compared.
 func TestCheckPrefillWorkers(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Prefill: 1, Speedup: 20})
 	status, table := runCheck(t, append(s.EndpointFlags(), "--probe", "--conversations=2")...)

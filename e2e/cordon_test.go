@@ -72,15 +72,15 @@ func get(t *testing.T, url string) string {
 	return string(body)
 }
 
-// longStream is an answer of many tokens that has begun.
+// longStream is a response of many tokens that has begun.
 type longStream struct {
 	engine string
-	done   chan string // receives an error of the answer; closed when it ends
+	done   chan string // receives an error of the response; closed when it ends
 }
 
 const longTokens = 300 // 6 s
 
-// startStream sends a request with a long answer, and returns when the answer begins.
+// startStream sends a request with a long response, and returns when the response begins.
 func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header) *longStream {
 	t.Helper()
 	body := fmt.Sprintf(
@@ -114,7 +114,7 @@ func startStream(t *testing.T, s *stack.Stack, prompt string, header http.Header
 	return l
 }
 
-// TestDrain drains one of three engines under traffic and brings it back. Running answers continue to their end, and
+// TestDrain drains one of three engines under traffic and brings it back. Running responses continue to their end, and
 // kvepp drain returns then. Meanwhile no request reaches the engine, not even a retry, and its session moves. At the
 // end all engines are cordoned. It is one function, because each step begins where the one before ended.
 func TestDrain(t *testing.T) {

@@ -26,12 +26,12 @@ var crowdSize = flag.Int("crowd", 100, "how many requests the TestCrowd tests ru
 // crowdMemory is the most that kvepp may have resident, in bytes, in these tests.
 const crowdMemory = 512 << 20
 
-// crowd is a server whose answers wait, and the state that its clients share.
+// crowd is a server whose responses wait, and the state that its clients share.
 type crowd struct {
 	arrived  atomic.Int64  // requests
-	written  atomic.Int64  // bytes of answers
+	written  atomic.Int64  // bytes of responses
 	read     chan struct{} // closed to let the server read bodies
-	finish   chan struct{} // closed to let the server send answers
+	finish   chan struct{} // closed to let the server send responses
 	received []byte        // the body that every client sends
 	response []byte
 	others   atomic.Int64 // bodies that differ from it
@@ -104,13 +104,13 @@ func call(ctx context.Context, url string, body []byte, first int) (*crowdClient
 	return c, err
 }
 
-// hear waits for the answer's headers.
+// hear waits for the response's headers.
 func (c *crowdClient) hear() (err error) {
 	c.resp, err = http.ReadResponse(c.from, nil)
 	return err
 }
 
-// rest reads the answer's body.
+// rest reads the response's body.
 func (c *crowdClient) rest(want []byte) error {
 	got, err := io.ReadAll(c.resp.Body)
 	if err == nil && (c.resp.StatusCode != http.StatusOK || !bytes.Equal(got, want)) {
@@ -178,7 +178,7 @@ func newCrowd(body []byte, response int) *crowd {
 		response: append(bytes.Repeat([]byte(event), 1+response/len(event)), "data: [DONE]\n\n"...)}
 }
 
-// TestCrowdOfStreams holds many answers that have begun, and lets them end together.
+// TestCrowdOfStreams holds many responses that have begun, and lets them end together.
 func TestCrowdOfStreams(t *testing.T) {
 	c := newCrowd(padded(2000, true), 20_000)
 	close(c.read)
@@ -222,9 +222,10 @@ func hangUp(clients []*crowdClient) {
 	}
 }
 
-// TestCrowdOfSlowServers: bodies of 512 KiB that no server reads, then answers of that size that no client reads. Most
-// of these bytes wait in the kernel's TCP memory, which all programs of the machine share. 2,000 bodies of 1 MiB use it
-// up on a machine of 24 GiB: the kernel drops packets, kvepp's streams slow down, and kvepp refuses requests with 429.
+// TestCrowdOfSlowServers: bodies of 512 KiB that no server reads, then responses of that size that no client reads.
+// Most of these bytes wait in the kernel's TCP memory, which all programs of the machine share. 2,000 bodies of 1 MiB
+// use it up on a machine of 24 GiB: the kernel drops packets, kvepp's streams slow down, and kvepp refuses requests
+// with 429.
 func TestCrowdOfSlowServers(t *testing.T) {
 	const (
 		size    = 512 << 10

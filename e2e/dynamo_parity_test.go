@@ -552,7 +552,7 @@ func settled(f func() error) error {
 	}
 }
 
-// askFrontend posts a body and returns the number of prompt tokens in the answer.
+// askFrontend posts a body and returns the number of prompt tokens in the response.
 func askFrontend(t *testing.T, url, body string) (status, promptTokens int, response string) {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute}

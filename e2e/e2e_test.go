@@ -278,7 +278,7 @@ func TestCompletions(t *testing.T) {
 	}
 }
 
-// TestBodies sends large bodies over both HTTP versions, with streamed and other answers.
+// TestBodies sends large bodies over both HTTP versions, with streamed and other responses.
 func TestBodies(t *testing.T) {
 	nothingLeft(t, main)
 	h2 := &http.Transport{Protocols: new(http.Protocols)}

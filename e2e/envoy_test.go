@@ -298,7 +298,7 @@ func TestConversations(t *testing.T) {
 }
 
 // TestBodyModes: an Envoy that sends a body whole after its headers were answered gets the exact decision with the
-// answer to the body. If Envoy would ignore it there, it gets a decision by load at the headers.
+// response to the body. If Envoy would ignore it there, it gets a decision by load at the headers.
 func TestBodyModes(t *testing.T) {
 	nothingLeft(t, main)
 	for _, mode := range []string{"BUFFERED", "BUFFERED_PARTIAL", "STREAMED", "NONE"} {
@@ -412,7 +412,7 @@ func TestFallbackEndpoints(t *testing.T) {
 	})
 }
 
-// TestStreamsAreLimited: a request above the limit gets an answer with an explanation, even if Envoy forwards requests
+// TestStreamsAreLimited: a request above the limit gets a response with an explanation, even if Envoy forwards requests
 // when kvepp fails.
 func TestStreamsAreLimited(t *testing.T) {
 	s := start(
@@ -514,7 +514,7 @@ func TestKveppDies(t *testing.T) {
 		t.Errorf("failing closed: %v %+v, want 503", err, a)
 	}
 	// The request reaches a frontend that requires a worker in the headers, and there is none: 400 is the frontend's
-	// own answer. A client that names the worker itself gets the same: Envoy strips its headers even now.
+	// own response. A client that names the worker itself gets the same: Envoy strips its headers even now.
 	id, err := s.Workers[0].InstanceID(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -53,12 +53,12 @@ type traffic struct {
 	begin func()
 
 	mu       sync.Mutex
-	lost     []string       // how each request without a complete answer ended
+	lost     []string       // how each request without a complete response ended
 	inFlight int            // requests that were running when the fault began
-	served   map[string]int // complete answers after the fault, by engine
+	served   map[string]int // complete responses after the fault, by engine
 }
 
-// patience is how long a client waits for an answer: longer than any engine here takes, and shorter than a stopped one
+// patience is how long a client waits for a response: longer than any engine here takes, and shorter than a stopped one
 // would.
 const patience = 12 * time.Second
 
@@ -197,7 +197,7 @@ func engineGoesBad(t *testing.T, f fault, manifest string) {
 	allowed := 3 + load.inFlight + int(ejections)
 	if manifest == "stock-engines.yaml" && f.retried {
 		allowed = 0
-		if f.name == "killed" { // requests whose answer had begun cannot be retried
+		if f.name == "killed" { // requests whose response had begun cannot be retried
 			allowed = load.inFlight
 		}
 	}
@@ -265,8 +265,8 @@ func TestTwoOfThreeDead(t *testing.T) {
 	}
 }
 
-// TestClientsThatGoAway: an engine whose answers are broken off by clients is not ejected, for any number of them. The
-// open stream of Envoy's access log does not keep kvepp from stopping.
+// TestClientsThatGoAway: an engine whose responses are broken off by clients is not ejected, for any number of them.
+// The open stream of Envoy's access log does not keep kvepp from stopping.
 func TestClientsThatGoAway(t *testing.T) {
 	engines := standIns(t, 2, "-token-time=20ms")
 	s := start(t, stack.Config{Workers: -1, Engines: engines, KveppFlags: []string{"--engine=vllm"}})
@@ -284,7 +284,7 @@ func TestClientsThatGoAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("content-type", "application/json")
-		if n%4 == 0 { // before the answer begins
+		if n%4 == 0 { // before the response begins
 			gone := time.AfterFunc(100*time.Millisecond, cancel)
 			if resp, err := client.Do(req); err == nil {
 				t.Errorf("an answer of 1000 tokens at once: %s", resp.Status)

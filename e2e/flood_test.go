@@ -210,7 +210,7 @@ func (l batches) Accept() (net.Conn, error) {
 // floodPieces is how many pieces of one byte a flood has: six times Envoy's default of max_outbound_frames.
 const floodPieces = 60_000
 
-// flooded is an engine whose answers stay open, or come in pieces of one byte.
+// flooded is an engine whose responses stay open, or come in pieces of one byte.
 type flooded struct{ finish chan struct{} }
 
 func (f *flooded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -249,7 +249,7 @@ func (f *flooded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestOneClientCutsNoOthers: clients share Envoy's connections to kvepp. Whichever load one client or engine causes on
-// them, the answers of others continue, and Envoy ends no connection.
+// them, the responses of others continue, and Envoy ends no connection.
 func TestOneClientCutsNoOthers(t *testing.T) {
 	engine := &flooded{finish: make(chan struct{})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -270,7 +270,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			EditEnvoy:  http2Upstream,
 		},
 	)
-	// One Envoy does not send kvepp the bodies of answers. Through kvepp, waiting pieces are joined.
+	// One Envoy does not send kvepp the bodies of responses. Through kvepp, waiting pieces are joined.
 	bodiless, err := s.StartEnvoy(t.Context(), "override-host.yaml", func(extProc map[string]any) {
 		stack.At(extProc, "processing_mode").(map[string]any)["response_body_mode"] = "NONE"
 	})

@@ -62,7 +62,7 @@ func asking(t *testing.T, ctx context.Context, w *stack.Worker, text string, ext
 }
 
 // filling returns a function that fills a tenth of a worker's cache, without Envoy and kvepp: a prompt of 6,000 tokens,
-// with an answer that takes 90 s unless ctx ends before.
+// with a response that takes 90 s unless ctx ends before.
 func filling(t *testing.T, ctx context.Context, w *stack.Worker) func() {
 	t.Helper()
 	return asking(

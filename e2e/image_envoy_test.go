@@ -107,7 +107,7 @@ func byLocalName(cluster any) {
 }
 
 // stays checks that the engine that kvepp chose answers, with as many cached tokens as kvepp predicted, and that
-// kvepp's own answer to a bad request reaches the client.
+// kvepp's own response to a bad request reaches the client.
 func stays(t *testing.T, s *stack.Stack) {
 	t.Helper()
 	messages := conversation(t.Name(), 2)

@@ -228,7 +228,7 @@ func (x *indexers) publisher(instance uint64, rank int) *publisher {
 	return p
 }
 
-// ask sends a request to one service. The answer is decoded JSON, or nil if it is not JSON.
+// ask sends a request to one service. The response is decoded JSON, or nil if it is not JSON.
 func (x *indexers) ask(url, path string, body any) (status int, v any) {
 	x.t.Helper()
 	var resp *http.Response
@@ -253,7 +253,7 @@ func (x *indexers) ask(url, path string, body any) (status int, v any) {
 	return resp.StatusCode, v
 }
 
-// same checks that both services give the same answer with this status, and returns it.
+// same checks that both services give the same response with this status, and returns it.
 func (x *indexers) same(status int, path string, body any) any {
 	x.t.Helper()
 	theirStatus, theirs := x.ask(x.Dynamo, path, body)
@@ -298,7 +298,7 @@ func (x *indexers) settle(moment int) {
 }
 
 // TestIndexerRespondsAsDynamos gives the same publishers to python -m dynamo.indexer and to kvepp indexer, publishes
-// events as engines do, and compares their answers.
+// events as engines do, and compares their responses.
 func TestIndexerRespondsAsDynamos(t *testing.T) {
 	x := startIndexers(t)
 	x.same(http.StatusOK, "/workers", nil)

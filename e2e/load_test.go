@@ -9,9 +9,9 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// TestLoadOfRunningRequests reads, in a router mode without tokenizing, the load that long answers add to their worker.
-// A non-streamed answer counts as waiting until its prompt should be prefilled, a stream until its first content. Then
-// the load grows with the answer.
+// TestLoadOfRunningRequests reads, in a router mode without tokenizing, the load that long responses add to their
+// worker. A non-streamed response counts as waiting until its prompt should be prefilled, a stream until its first
+// content. Then the load grows with the response.
 func TestLoadOfRunningRequests(t *testing.T) {
 	s := start(
 		t,

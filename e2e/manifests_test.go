@@ -111,7 +111,7 @@ func TestFailOpen(t *testing.T) {
 				t.Errorf("%d requests failed after kvepp was killed", failed-1)
 			}
 			eventually(t, func() error { return s.Envoy.SeesKvepp(t.Context(), false) })
-		} else { // so that the answers show that Envoy does not follow kvepp's choice
+		} else { // so that the responses show that Envoy does not follow kvepp's choice
 			a.ill.Store(true)
 			b.ill.Store(true)
 			ill.ill.Store(false)
@@ -243,7 +243,7 @@ func TestTwoPools(t *testing.T) {
 	}
 }
 
-// TestLongSilence: Envoy waits for an engine that is silent for long, before and during its answer, although it waits
+// TestLongSilence: Envoy waits for an engine that is silent for long, before and during its response, although it waits
 // only briefly for kvepp's messages here. The idle timeout of the configuration ends the stream.
 func TestLongSilence(t *testing.T) {
 	const silence = 3 * time.Second
@@ -318,8 +318,8 @@ func manifestFiles(t *testing.T) []string {
 	return files
 }
 
-// TestManifestsAgree: each of Envoy's configurations needs time for silent answers, routing headers that no client can
-// send, upgrades, and health checks of kvepp.
+// TestManifestsAgree: each of Envoy's configurations needs time for silent responses, routing headers that no client
+// can send, upgrades, and health checks of kvepp.
 func TestManifestsAgree(t *testing.T) {
 	var stripped, responses any // the first file's
 	for _, file := range manifestFiles(t) {

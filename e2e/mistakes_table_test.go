@@ -967,7 +967,7 @@ func runTimeMistakes(right *setup) []mistake {
 				if err := s.Settled(t.Context(), 2); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, func() error { // kvepp must have seen answers of the engines before
+				eventually(t, func() error { // kvepp must have seen responses of the engines before
 					m, err := s.Metrics(t.Context())
 					if n := m[`kvepp_engine_readings_total{outcome="without"}`]; err == nil && n < 4 {
 						err = fmt.Errorf("%v metrics pages were read", n)

@@ -465,13 +465,13 @@ func (s *setup) checksGateway(e *stack.Envoy, flags ...string) quote {
 			flags...)...)
 }
 
-// answers returns the answer that a client gets from an Envoy for a POST of this body.
+// responds returns the response that a client gets from an Envoy for a POST of this body.
 func (s *setup) responds(e *stack.Envoy, path, body string) quote {
 	s.t.Helper()
 	return s.respondsAs(e, path, body, "A client gets:", func(int) bool { return true })
 }
 
-// unavailable returns the answer that a client gets from an Envoy that does not reach kvepp.
+// unavailable returns the response that a client gets from an Envoy that does not reach kvepp.
 func (s *setup) unavailable(e *stack.Envoy) quote {
 	s.t.Helper()
 	return s.respondsAs(
@@ -483,7 +483,7 @@ func (s *setup) unavailable(e *stack.Envoy) quote {
 	)
 }
 
-// respondsAs posts until the answer's status is as wanted.
+// respondsAs posts until the response's status is as wanted.
 func (s *setup) respondsAs(e *stack.Envoy, path, body, where string, wanted func(status int) bool) quote {
 	s.t.Helper()
 	var text string
@@ -527,7 +527,7 @@ func (s *setup) ejected(requests bool) quote {
 	s.t.Helper()
 	eventually(s.t, func() error {
 		if requests {
-			// An engine that fails breaks off the answer.
+			// An engine that fails breaks off the response.
 			stack.Chat(s.t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), true, nil)
 		}
 		text, err := s.Log()
@@ -593,7 +593,7 @@ func (s *setup) sendCached(e *stack.Envoy, engine *stack.Engine, text string) {
 	})
 }
 
-// send sends chats through an Envoy and reads the answers of any status.
+// send sends chats through an Envoy and reads the responses of any status.
 func (s *setup) send(e *stack.Envoy, model string, n int) {
 	s.t.Helper()
 	for i := range n {

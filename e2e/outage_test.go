@@ -43,7 +43,7 @@ type apiError struct {
 	}
 }
 
-// readError returns the error in an answer. It fails unless it is a complete one of the given type and code.
+// readError returns the error in a response. It fails unless it is a complete one of the given type and code.
 func readError(a *stack.Response, kind, code string) error {
 	var e apiError
 	decoder := json.NewDecoder(strings.NewReader(a.Body))
@@ -273,7 +273,7 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestEnvoysOwnResponses: Envoy's own answers keep their status and have OpenAI's shape for any reason; for gRPC they
+// TestEnvoysOwnResponses: Envoy's own responses keep their status and have OpenAI's shape for any reason; for gRPC they
 // have gRPC's.
 func TestEnvoysOwnResponses(t *testing.T) {
 	endpoints := startScripted(t, 1)

@@ -24,7 +24,7 @@ import (
 //     files of the page and in manifests/envoy. The addresses 10.0.0.x are on loopback, each with ports of its own.
 //     kvepp gets its default ports by KVEPP_*.
 //   - vllm, and python3 with the modules of engines, are the stand-ins of testdata/standins.
-//   - make and go run in the tree itself, so that Go's build cache serves. curl fails if the answer is an error.
+//   - make and go run in the tree itself, so that Go's build cache serves. curl fails if the response is an error.
 //   - /models and /run are in the folder, and https://HUB is a stand-in's hub.
 type terminal struct {
 	t     *testing.T

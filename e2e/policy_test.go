@@ -43,7 +43,7 @@ func timedDecisionOf(t *testing.T, s *stack.Stack, requestID string) timedDecisi
 }
 
 // TestPolicyTime runs kvepp with --router-policy=time before real frontends and mockers. It learns their speeds from
-// streamed answers, prices in milliseconds, keeps a conversation where its blocks are, and prices a request with
+// streamed responses, prices in milliseconds, keeps a conversation where its blocks are, and prices a request with
 // weights of Dynamo's cost in Dynamo's way.
 func TestPolicyTime(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, KveppFlags: []string{"--router-policy=time"}})

@@ -51,7 +51,7 @@ func newSidecars(t *testing.T) *sidecars {
 	return s
 }
 
-// answer is the behaviour of a decode worker's sidecar.
+// respond is the behaviour of a decode worker's sidecar.
 func (s *sidecars) respond(w http.ResponseWriter, r *http.Request, body []byte) {
 	named := r.Header.Values("x-prefiller-host-port")
 	switch len(named) {
@@ -73,7 +73,7 @@ func (s *sidecars) respond(w http.ResponseWriter, r *http.Request, body []byte) 
 	fmt.Fprint(w, `{"choices": [{"message": {"role": "assistant", "content": "so"}}]}`)
 }
 
-// seen returns the prompts prefilled since the last call, by address, and how many answers in all had no prefill
+// seen returns the prompts prefilled since the last call, by address, and how many responses in all had no prefill
 // worker.
 func (s *sidecars) seen() (prefilled map[string][]byte, alone int) {
 	s.mu.Lock()

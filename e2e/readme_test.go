@@ -82,7 +82,7 @@ func TestReadmeStart(t *testing.T) {
 	})
 }
 
-// reply is what curl -i shows of an answer: its headers, by name, and its body, by "".
+// reply is what curl -i shows of a response: its headers, by name, and its body, by "".
 type reply map[string]string
 
 // cached returns the cached tokens that the engine reports; -1 if it reports none.
@@ -95,7 +95,7 @@ func (r reply) cached() int {
 	return n
 }
 
-// request runs a curl -i, which must succeed, and returns its answer.
+// request runs a curl -i, which must succeed, and returns its response.
 func (c *terminal) request(command string) reply {
 	c.t.Helper()
 	r, err := parseReply(c.output(command))
@@ -118,7 +118,7 @@ func parseReply(printed string) (reply, error) {
 	return r, nil
 }
 
-// startOf runs the commands of a start, the last of them twice. The second answer must have cached tokens.
+// startOf runs the commands of a start, the last of them twice. The second response must have cached tokens.
 func startOf(c *terminal, commands []string) (first, second reply) {
 	c.t.Helper()
 	if n := len(commands) + 1; n > most {

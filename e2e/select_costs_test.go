@@ -35,7 +35,7 @@ func (x *selectors) fields(group string) (body object, isl int) {
 	return body, len(tokens)
 }
 
-// rank is one rank of one worker, with Dynamo's answers about it.
+// rank is one rank of one worker, with Dynamo's responses about it.
 type rank struct {
 	id             uint64
 	rank           int
@@ -114,7 +114,7 @@ func (x *selectors) newSelection() *selection {
 }
 
 // ranks asks both services about a selection's prompt, checks that they agree, and computes the workers' costs from
-// Dynamo's answers.
+// Dynamo's responses.
 func (x *selectors) ranks(s *selection) []rank {
 	x.t.Helper()
 	question := object{"routing_group": s.group}

@@ -15,7 +15,7 @@ import (
 
 // TestSelectionsAsDynamos plays the same histories of workers, KV events, selections and reservations into python -m
 // dynamo.select_service and kvepp select. Both must agree on overlaps, tokens to prefill, blocks to decode, loads, and
-// every answer. The test computes the workers' costs from Dynamo's answers, and each service must choose one of the
+// every response. The test computes the workers' costs from Dynamo's responses, and each service must choose one of the
 // cheapest.
 //
 // Known defects of Dynamo are excluded. It ignores weights and temperatures of a request (then its choice must be one
@@ -54,7 +54,7 @@ func TestSelectionsAsDynamos(t *testing.T) {
 	}
 }
 
-// TestSelectionsRefusedAsDynamos checks that refusals and unusual valid requests get the same answer as from Dynamo's
+// TestSelectionsRefusedAsDynamos checks that refusals and unusual valid requests get the same response as from Dynamo's
 // selection service: the same status and body, except for a JSON decoder's wording.
 func TestSelectionsRefusedAsDynamos(t *testing.T) {
 	x := startSelectors(t, weights{credit: 1, scale: 1, host: 0.75, disk: 0.25, track: true})
@@ -495,8 +495,8 @@ func (x *selectors) waitInLine(round int, classes bool) {
 				over[k] <- wentOn{name, a}
 			}()
 		}
-		// It waits, or its answer comes at once. Both services count it as waiting for an instant before a class that
-		// never waits lets it go on, so that only its answer tells.
+		// It waits, or its response comes at once. Both services count it as waiting for an instant before a class that
+		// never waits lets it go on, so that only its response tells.
 		responded := false
 		eventually(x.t, func() error {
 			if responded = len(over[0]) > 0; responded {

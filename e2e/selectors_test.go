@@ -105,10 +105,10 @@ func startSelectors(t *testing.T, w weights, args ...string) *selectors {
 	return x
 }
 
-// object is a body or an answer. Numbers in answers are json.Number, because ids have 64 bits.
+// object is a body or a response. Numbers in responses are json.Number, because ids have 64 bits.
 type object = map[string]any
 
-// answer is one service's answer.
+// response is one service's response.
 type response struct {
 	status int
 	body   any
@@ -198,7 +198,7 @@ func sortList(list []any) {
 
 func compareNumbers(a, b any) int { return cmp.Compare(integer(a), integer(b)) }
 
-// integer returns a number of an answer as an int; 0 if it is not a number.
+// integer returns a number of a response as an int; 0 if it is not a number.
 func integer(v any) uint64 {
 	n, _ := v.(json.Number)
 	u, _ := strconv.ParseUint(string(n), 10, 64)
@@ -207,7 +207,7 @@ func integer(v any) uint64 {
 
 func float(v any) float64 { return float64(integer(v)) }
 
-// same checks that both services give the same answer, and returns it.
+// same checks that both services give the same response, and returns it.
 func (x *selectors) same(method, path string, body any) response {
 	x.t.Helper()
 	theirs, ours := x.ask(x.Dynamo, method, path, body), x.ask(x.Kvepp, method, path, body)
@@ -215,7 +215,7 @@ func (x *selectors) same(method, path string, body any) response {
 	return ours
 }
 
-// equal checks that two answers are the same, except for the wording about malformed bodies.
+// equal checks that two responses are the same, except for the wording about malformed bodies.
 func (x *selectors) equal(what string, body any, theirs, ours response) {
 	x.t.Helper()
 	if theirs.status != ours.status {
@@ -270,7 +270,7 @@ func (x *selectors) register(w *selectable) {
 	}
 }
 
-// booked waits until Dynamo's load book has a worker, or has it no longer: its answers about workers come earlier.
+// booked waits until Dynamo's load book has a worker, or has it no longer: its responses about workers come earlier.
 func (x *selectors) booked(w *selectable, want bool) {
 	x.t.Helper()
 	eventually(x.t, func() error {

@@ -33,8 +33,8 @@ type received struct {
 }
 
 // scripted are endpoints that record every attempt. The first attempt of each request ends as its header x-first says:
-// a status, "wait" for ever, "reset" before the answer, "cut" after the client has the first event of a stream. Without
-// the header every attempt is answered 200.
+// a status, "wait" for ever, "reset" before the response, "cut" after the client has the first event of a stream.
+// Without the header every attempt is answered 200.
 type scripted struct {
 	addresses []string
 	cut       chan struct{} // the client has the first event
@@ -247,7 +247,7 @@ func trailersAndRetries(t *testing.T, envoyTools string) {
 }
 
 // TestRetriedOutcomes: stock-engines.yaml sends a request to another endpoint after a 503 and after a connection that
-// ended before the answer began. It passes any other answer to the client. Bodies above Envoy's default buffer are
+// ended before the response began. It passes any other response to the client. Bodies above Envoy's default buffer are
 // retried too; those above request_body_buffer_limit are sent once.
 func TestRetriedOutcomes(t *testing.T) {
 	endpoints := startScripted(t, 3)
@@ -364,8 +364,8 @@ func TestRetryLimits(t *testing.T) {
 	allFreed(t, s)
 }
 
-// TestStreamThatBegan: stock-engines.yaml does not retry a request whose answer has begun; the client sees that the
-// answer broke off.
+// TestStreamThatBegan: stock-engines.yaml does not retry a request whose response has begun; the client sees that the
+// response broke off.
 func TestStreamThatBegan(t *testing.T) {
 	endpoints := startScripted(t, 3)
 	s := start(
@@ -461,7 +461,7 @@ func startStockEngines(t *testing.T, n int, tokenTime time.Duration) (engines []
 	return engines, addresses
 }
 
-// TestNoRequestLost: with stock-engines.yaml each of 1,000 requests, 8 at a time, gets its complete answer, although
+// TestNoRequestLost: with stock-engines.yaml each of 1,000 requests, 8 at a time, gets its complete response, although
 // one of three engines is killed, and later answers 503 to everything.
 func TestNoRequestLost(t *testing.T) {
 	engines, addresses := startStockEngines(t, 3, time.Millisecond)
@@ -476,7 +476,7 @@ func TestNoRequestLost(t *testing.T) {
 		},
 	)
 	const requests, killed, failing = 1000, 300, 600
-	// Answers are not streamed: a stream that began before the kill cannot be complete.
+	// Responses are not streamed: a stream that began before the kill cannot be complete.
 	var next, unavailable atomic.Int32
 	var once [2]sync.Once
 	var served sync.Map
@@ -606,7 +606,7 @@ func TestStoppedEngine(t *testing.T) {
 				)
 				for _, r := range routes.([]any) {
 					if policy, ok := stack.At(r, "route", "retry_policy").(map[string]any); ok {
-						policy["per_try_timeout"] = "10s" // longer than an answer may take on a busy machine
+						policy["per_try_timeout"] = "10s" // longer than a response may take on a busy machine
 					}
 				}
 			},

@@ -32,7 +32,7 @@ var (
 // Headers with which clients, servers and Envoy coordinate in a storm.
 const (
 	stormRequest  = "x-storm"        // number of the request, to the server
-	stormResponse = "x-storm-answer" // in the answer: it is the server's, not Envoy's or kvepp's
+	stormResponse = "x-storm-answer" // in the response: it is the server's, not Envoy's or kvepp's
 	stormRetry    = "x-storm-retry"  // to Envoy: use the route with a retry
 	stormTrailer  = "X-Storm-Sum"    // sha256 of the body before it
 )
@@ -43,7 +43,7 @@ const stormMemoryLimit = "448MiB"
 // stormParseLimit is kvepp's --max-parse-bytes in a storm, so that some bodies are above it.
 const stormParseLimit = 1 << 20
 
-// shape describes a random request and its answer. A byte offset of -1 means that the event does not happen.
+// shape describes a random request and its response. A byte offset of -1 means that the event does not happen.
 type shape struct {
 	number       int
 	method, path string
@@ -57,11 +57,11 @@ type shape struct {
 	headers      int  // number of further headers
 	broken       bool // kvepp must refuse the request
 	cutBody      int  // the client closes after so many bytes of its body
-	cutResponse  int  // ... of the answer
+	cutResponse  int  // ... of the response
 
 	early          bool // the server answers before it reads
 	resetReading   int  // the server breaks off after so many bytes of the body
-	resetResponse  int  // ... of the answer
+	resetResponse  int  // ... of the response
 	failFirst      bool // the server breaks off the first attempt unread, and Envoy tries again
 	status         int
 	contentType    string
@@ -481,7 +481,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		return false
 	}
 	defer resp.Body.Close()
-	if resp.Header.Get(stormResponse) == "" { // Envoy's or kvepp's answer
+	if resp.Header.Get(stormResponse) == "" { // Envoy's or kvepp's response
 		text, err := io.ReadAll(resp.Body)
 		switch {
 		case q.broken && resp.StatusCode == http.StatusBadRequest:
@@ -647,8 +647,9 @@ func allFreed(t *testing.T, s *stack.Stack) {
 }
 
 // TestStorm sends random requests while clients and servers break off, endpoints stop, and kvepp is killed or stopped.
-// Every byte that arrives equals the byte that was sent. No truncated body or answer looks complete, no request hangs,
-// and undisturbed requests succeed, as do those that were running when kvepp got SIGTERM. At the end nothing is booked.
+// Every byte that arrives equals the byte that was sent. No truncated body or response looks complete, no request
+// hangs, and undisturbed requests succeed, as do those that were running when kvepp got SIGTERM. At the end nothing is
+// booked.
 func TestStorm(t *testing.T) {
 	st := &storm{t: t}
 	s, envoys, endpoints := startStorm(

@@ -109,7 +109,7 @@ func serial(s *stack.Stack, a *authority, dir string) (int64, error) {
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
 }
 
-// TestMutualTLS: Envoy and kvepp check each other's certificates, which change during a running answer, and clients
+// TestMutualTLS: Envoy and kvepp check each other's certificates, which change during a running response, and clients
 // without a valid certificate are refused.
 func TestMutualTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)

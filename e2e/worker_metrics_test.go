@@ -122,7 +122,7 @@ func TestWorkerMetrics(t *testing.T) {
 		}
 	}
 
-	// breaks makes the engine break off an answer.
+	// breaks makes the engine break off a response.
 	breaks := func(off func(client context.CancelFunc)) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())

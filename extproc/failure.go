@@ -71,7 +71,7 @@ func causeOf(flags uint64) eject.Cause {
 	return ""
 }
 
-// showsWorker reports whether an answer with this status shows that its worker works. A Dynamo frontend itself refuses
+// showsWorker reports whether a response with this status shows that its worker works. A Dynamo frontend itself refuses
 // bad requests, and with 400 also requests for a worker that it has lost.
 func (s *Server) showsWorker(status string) bool {
 	return !s.cfg.Frontends || !strings.HasPrefix(status, "4")

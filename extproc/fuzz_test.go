@@ -34,7 +34,7 @@ type script struct {
 	asked             map[string]int // messages sent that are to be answered, by kind
 	sent, relayed     []byte         // of the request body
 	complete          bool           // the request was sent to its end
-	over              string         // the answer after which none may follow
+	over              string         // the response after which none may follow
 	headers, bodyDone bool
 	trailersDone      bool
 	responded         bool
@@ -242,11 +242,11 @@ func (s *script) noResponse() error {
 func FuzzMessageOrder(f *testing.F) {
 	for _, seed := range [][]byte{
 		{0, 0, 1, 0x80}, // headers, body
-		{0, 0, 1, 1, 1, 0x82, 4, 33, 5, 0, 5, 0x83},          // a body in two pieces, and its answer
+		{0, 0, 1, 1, 1, 0x82, 4, 33, 5, 0, 5, 0x83},          // a body in two pieces, and its response
 		{0, 0, 1, 0, 3, 0, 4, 33, 6, 0},                      // trailers
 		{0, 0x42, 1, 0x80, 4, 34, 5, 0x80},                   // BUFFERED
-		{0, 0, 1, 1, 4, 35, 1, 0x82, 3, 0},                   // an answer before the body is there
-		{0, 3, 1, 5, 4, 36, 1, 5, 5, 0x80, 1, 0x83, 1, 0x80}, // an answer while the body is relayed
+		{0, 0, 1, 1, 4, 35, 1, 0x82, 3, 0},                   // a response before the body is there
+		{0, 3, 1, 5, 4, 36, 1, 5, 5, 0x80, 1, 0x83, 1, 0x80}, // a response while the body is relayed
 		{4, 33, 0, 0, 1, 0x80},                               // a response first
 		{1, 0x80, 3, 0, 7, 0, 0, 0x82, 0, 0},                 // out of order
 		{0, 0, 1, 5, 1, 5, 1, 5, 1, 5, 1, 0x83, 4, 33},       // more than is parsed

@@ -77,7 +77,7 @@ const (
 	responseDirection
 )
 
-// body wraps an answer to a piece of a body.
+// body wraps a response to a piece of a body.
 func (d direction) body(reply *extprocv3.BodyResponse) *extprocv3.ProcessingResponse {
 	if d == requestDirection {
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: reply}}

@@ -9,7 +9,7 @@ import (
 	"kvepp/scoring"
 )
 
-// The id of an answer is learned as soon as it comes, streamed or not, and from nothing else.
+// The id of a response is learned as soon as it comes, streamed or not, and from nothing else.
 func TestResponseIDsAreLearned(t *testing.T) {
 	const sse, created = "text/event-stream", "event: response.created\ndata: " +
 		`{"response":{"id":"resp_1","status":"in_progress"},"type":"response.created"}` + "\n\n"

@@ -131,7 +131,7 @@ type exchange struct {
 	code           string // what kvepp_requests_total counts
 	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
 
-	responseID *body.ResponseIDReader // nil: the answer's id does not matter, or is known
+	responseID *body.ResponseIDReader // nil: the response's id does not matter, or is known
 
 	// For the access log alone.
 	model      string    // as the request names it; "": unknown
@@ -233,7 +233,7 @@ func (x *exchange) notReceived(err error) error {
 	return err
 }
 
-// Bytes of messages that admit does not count: of the request, and after its decision, when pieces of the answer must
+// Bytes of messages that admit does not count: of the request, and after its decision, when pieces of the response must
 // pass although bodies have taken all memory.
 const (
 	freeMessage = 64 << 10
@@ -326,7 +326,7 @@ func (x *exchange) ask(ctx context.Context) effect {
 	if x.Server.cfg.AccessLog != nil {
 		x.model = router.Clip(req.Model) // the name would keep the body in memory
 	}
-	if ctx.Err() != nil { // the client has gone: no one waits for an answer
+	if ctx.Err() != nil { // the client has gone: no one waits for a response
 		if err == nil {
 			x.route = route // so that end frees it
 		}
@@ -427,14 +427,14 @@ func (x *exchange) follow() {
 	}
 }
 
-// An engine may have reasoned without sending the text, so an answer may have more tokens than bytes: maxUnsent more,
-// and unsentPerSecond more for each second, which no engine exceeds in one answer.
+// An engine may have reasoned without sending the text, so a response may have more tokens than bytes: maxUnsent more,
+// and unsentPerSecond more for each second, which no engine exceeds in one response.
 const (
 	maxUnsent       = 4096
 	unsentPerSecond = 5000
 )
 
-// canHave reports whether the answer can have so many tokens by now. Engines report their number, and routing learns
+// canHave reports whether the response can have so many tokens by now. Engines report their number, and routing learns
 // from it.
 func (x *exchange) canHave(tokens int) bool {
 	if most := x.route.MostTokens(); most > 0 && tokens > most {
@@ -460,7 +460,7 @@ func (x *exchange) generated() int {
 // maxPrompt is more than any engine's context, in tokens.
 const maxPrompt = 1 << 24
 
-// reported returns the usage that the answer reports. impossible: it cannot be true, and does not count.
+// reported returns the usage that the response reports. impossible: it cannot be true, and does not count.
 func (x *exchange) reported() (u body.Usage, ok, impossible bool) {
 	if u, ok = x.usage.Usage(); !ok {
 		return u, false, false

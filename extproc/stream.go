@@ -72,7 +72,7 @@ type stream struct {
 	replacement    []byte           // body that goes upstream in place of chunks; nil: chunks go
 	forward        tracing.Context  // trace context for upstream; empty: the client's stays
 	ended          bool             // the request is complete, by an end-of-stream flag or by trailers
-	endPiece       bool             // the last piece of the body ended the request, and needs an answer
+	endPiece       bool             // the last piece of the body ended the request, and needs a response
 	trailers       bool             // trailers wait for the decision
 	noTrailers     bool             // the request's protocol has no trailers
 	responding     bool             // the response has begun
@@ -184,7 +184,7 @@ func (s *stream) learnModes(in *extprocv3.ProcessingRequest) (note string) {
 }
 
 // holds reports whether the proxy holds the request until kvepp has answered its body, so that the decision can come
-// with that answer.
+// with that response.
 func (s *stream) holds() bool { return s.requestMode == buffered || s.requestMode == bufferedPartial }
 
 func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {
@@ -232,7 +232,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		// the trailers (if present), before sending back any response" (processing_mode.proto).
 	case s.holds():
 		// "Buffer the message body in memory and send the entire body at once" (processing_mode.proto): Envoy sends the
-		// body after kvepp has answered the headers, so kvepp answers them now. The decision comes with the answer to
+		// body after kvepp has answered the headers, so kvepp answers them now. The decision comes with the response to
 		// the body. Without a body trailers come next, and headers cannot be changed any more, so kvepp removes
 		// untrusted headers now.
 		s.replyPlace = inBody

@@ -28,7 +28,7 @@ func TestImpossibleUsageIsIgnored(t *testing.T) {
 		for _, c := range []struct {
 			body                      string
 			prompt, completion, cache string
-			impossible, blocks        float64 // answers refused; blocks booked for the answer
+			impossible, blocks        float64 // responses refused; blocks booked for the response
 			cached                    float64
 		}{
 			{chatBody, "100", "160", "64", 0, 10, 64}, // an engine may have reasoned in silence
@@ -68,7 +68,7 @@ func TestImpossibleUsageIsIgnored(t *testing.T) {
 	}
 }
 
-// An engine may reason for long without sending the text: the longer an answer takes, the more tokens it may have.
+// An engine may reason for long without sending the text: the longer a response takes, the more tokens it may have.
 func TestUnsentReasoningCounts(t *testing.T) {
 	for _, c := range []struct {
 		took       time.Duration

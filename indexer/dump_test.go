@@ -9,7 +9,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// After a dump is loaded into another index, both give the same answers in every tier, also after more events.
+// After a dump is loaded into another index, both give the same responses in every tier, also after more events.
 func TestDumpAndLoad(t *testing.T) {
 	for seed := range uint64(4) {
 		p := newDriver(t, 5, 0, 9, randomScript(seed, 30_000))

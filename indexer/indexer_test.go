@@ -88,7 +88,7 @@ func mustStore(t testing.TB, x *Index, w kvblock.Worker, e kvblock.Stored) {
 	}
 }
 
-// wantMatches checks the answer for a prompt: the number of blocks of each worker.
+// wantMatches checks the response for a prompt: the number of blocks of each worker.
 func wantMatches(t *testing.T, x *Index, chain []kvblock.SequenceHash, device map[kvblock.Worker]int) {
 	t.Helper()
 	want := map[kvblock.Worker]overlap{}
@@ -524,7 +524,7 @@ func (b *bounds) say(lo, hi int) {
 	b.Store(b.version<<32 | uint64(lo)<<16 | uint64(hi))
 }
 
-// While writers change the index, each answer is between the true counts before and after it. Writers of several
+// While writers change the index, each response is between the true counts before and after it. Writers of several
 // workers store, remove, clear and leave, on prompts that share beginnings, so that runs move and split during lookups.
 func TestReadersBesideWriters(t *testing.T) {
 	for _, tier := range []kvblock.Tier{kvblock.TierDevice, kvblock.TierHostPinned} {

@@ -154,7 +154,7 @@ func (o *oracle) removed(w kvblock.Worker, tier kvblock.Tier, hashes []kvblock.E
 
 func (o *oracle) cleared(w kvblock.Worker) { delete(o.workers, w) }
 
-// overlap is the answer for one worker: blocks on the device, and in each lower tier behind them.
+// overlap is the response for one worker: blocks on the device, and in each lower tier behind them.
 type overlap [memoryTiers]int
 
 func (o *oracle) find(chain []kvblock.SequenceHash) map[kvblock.Worker]overlap {
@@ -200,7 +200,7 @@ func (o *oracle) count() Stats {
 	return s
 }
 
-// scoresOf returns an answer as a map. It checks that all methods of OverlapScores agree.
+// scoresOf returns a response as a map. It checks that all methods of OverlapScores agree.
 func scoresOf(t *testing.T, s *OverlapScores) map[kvblock.Worker]overlap {
 	t.Helper()
 	response := map[kvblock.Worker]overlap{}
@@ -310,7 +310,7 @@ func TestCheckReportsDamage(t *testing.T) {
 }
 
 // driver applies the operations that the bytes of script encode to an index and to the oracle, and compares all
-// answers.
+// responses.
 type driver struct {
 	t      *testing.T
 	x      *Index

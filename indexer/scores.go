@@ -25,8 +25,8 @@ type Extension struct{ Host, Disk, External int }
 // Total returns the blocks of all tiers.
 func (e Extension) Total() int { return e.Host + e.Disk + e.External }
 
-// OverlapScores is the answer of one FindMatches. The zero value is ready to use and answers 0 for every worker. Reuse
-// one for many queries: its buffers grow to the largest answer seen, after which a query allocates nothing.
+// OverlapScores is the response of one FindMatches. The zero value is ready to use and answers 0 for every worker.
+// Reuse one for many queries: its buffers grow to the largest response seen, after which a query allocates nothing.
 //
 // It belongs to one goroutine at a time.
 type OverlapScores struct {
@@ -108,7 +108,7 @@ func (s *OverlapScores) Overlaps() iter.Seq[Overlap] {
 	}
 }
 
-// reset forgets the previous answer.
+// reset forgets the previous response.
 func (s *OverlapScores) reset() {
 	clear(s.device.known)
 	for _, w := range s.extended {

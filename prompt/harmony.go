@@ -20,7 +20,7 @@ import (
 type harmonyMessage struct {
 	author    string   // "system", "user" and so on; a tool's full name
 	channel   string   // "analysis", "commentary", "final"; "" for none
-	recipient string   // the called tool, or the author that a tool answers; "" for none
+	recipient string   // the called tool, or the author that a tool responses; "" for none
 	texts     []string // the content; each text is encoded separately
 }
 
@@ -241,7 +241,7 @@ func harmonyPreamble(
 	return append(messages, harmonyMessage{author: "developer", texts: []string{strings.Join(sections, "\n\n")}}), nil
 }
 
-// dropAnalysis removes the messages of the channel "analysis" before the last final answer.
+// dropAnalysis removes the messages of the channel "analysis" before the last final response.
 func dropAnalysis(messages []harmonyMessage) []harmonyMessage {
 	last := -1
 	for i, message := range messages {
@@ -375,7 +375,7 @@ func (input harmonyInput) joined() *string {
 	return &text
 }
 
-// append appends the harmony messages of the message. An assistant's reasoning, its calls and its answer become a
+// append appends the harmony messages of the message. An assistant's reasoning, its calls and its response become a
 // message each. names are the called functions, by the call's id.
 func (input harmonyInput) append(messages []harmonyMessage, names map[string]string) []harmonyMessage {
 	switch {

@@ -14,8 +14,8 @@ import (
 
 // vLLM and SGLang turn a request to Anthropic's /v1/messages into a chat. This file holds what both do.
 
-// messagesProbe holds what vLLM or SGLang finds out about a model's templates by rendering short chats. Each answer is
-// computed once, when a request first needs it.
+// messagesProbe holds what vLLM or SGLang finds out about a model's templates by rendering short chats. Each response
+// is computed once, when a request first needs it.
 type messagesProbe struct {
 	// mergeSystem reports whether later system messages join the one at the front.
 	mergeSystem func() (bool, error)

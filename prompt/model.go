@@ -65,7 +65,7 @@ type Model struct {
 	loads   []*loaded
 	unknown error
 	// responseTemplate says that tokenizer_config.json has a response_template, by which SGLang 0.5.23 may begin the
-	// answer that continues a message.
+	// response that continues a message.
 	responseTemplate bool
 	// messages holds what the engine finds out about the templates for Anthropic's API.
 	messages *messagesProbe

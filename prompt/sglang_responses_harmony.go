@@ -121,8 +121,8 @@ func sglangHarmonyTools(body *jinja.Dict) (*jinja.List, error) {
 	return jinja.NewList(tools...), nil
 }
 
-// dropEarlyAnalysis removes the messages of the channel "analysis" before the first final answer, if the assistant's
-// last message is a final answer. Source: oss-harmony 0.0.4, render_conversation_into.
+// dropEarlyAnalysis removes the messages of the channel "analysis" before the first final response, if the assistant's
+// last message is a final response. Source: oss-harmony 0.0.4, render_conversation_into.
 func dropEarlyAnalysis(messages []harmonyMessage) []harmonyMessage {
 	first, last := -1, ""
 	for i, message := range messages {

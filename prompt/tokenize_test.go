@@ -269,9 +269,9 @@ func BenchmarkEncodeCold(b *testing.B) {
 }
 
 // BenchmarkTokenizeChat measures the time from a body of about 32 kB, a chat of 20 messages, to ids: the same body each
-// time ("repeated"), the same chat with a new answer and question each time ("grown"), and a new number in each message
-// ("unseen", though words repeat). The models of "repeated/..." have the same tokenizer, and encode chats without a
-// template.
+// time ("repeated"), the same chat with a new response and question each time ("grown"), and a new number in each
+// message ("unseen", though words repeat). The models of "repeated/..." have the same tokenizer, and encode chats
+// without a template.
 func BenchmarkTokenizeChat(b *testing.B) {
 	m := loadModel(b, "tiny-bytelevel")
 	text := prose(1600)

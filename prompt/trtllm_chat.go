@@ -52,7 +52,7 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *body.Request) (string
 		return "", errNotReproduced("default chat template kwargs on TensorRT-LLM")
 	}
 	if choice := field(request.Body, "tool_choice"); choice != nil {
-		// Later versions begin the answer with a call of the named function.
+		// Later versions begin the response with a call of the named function.
 		if _, isName := choice.(string); !isName {
 			return "", errNotReproduced("tool_choice with a function's name on TensorRT-LLM")
 		}

@@ -114,7 +114,7 @@ func TestTRTLLM(t *testing.T) {
 			t.Errorf("%s:\n%s\n got %v, %v\nwant %q", c.rule, c.fields, prompts, err, c.want)
 		}
 	}
-	for _, fields := range []string{ // an answer of 400
+	for _, fields := range []string{ // a response of 400
 		`[{"role":"user","content":"a"}],"continue_final_message":true`,
 		`[{"role":"user","content":"a"}],"chat_template_kwargs":{"tools":[]}`,
 		`[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","x":1}}]`,

@@ -20,8 +20,8 @@ type EngineConfig struct {
 	MaxSequences int
 	// MaxBatchedTokens is how many tokens one step computes at most, at least 1. Longer prompts are computed in chunks.
 	MaxBatchedTokens int
-	// Prefill gives the milliseconds that a step takes for its new prompt tokens, and Decode those for the answers that
-	// it continues, by the share of the KV cache, 0..1, that these answers' requests hold.
+	// Prefill gives the milliseconds that a step takes for its new prompt tokens, and Decode those for the responses
+	// that it continues, by the share of the KV cache, 0..1, that these responses' requests hold.
 	Prefill, Decode Curve
 	// Speed divides both times. 1: as the curves say.
 	Speed float64
@@ -72,10 +72,10 @@ func (c *EngineConfig) validate() error {
 	return nil
 }
 
-// minDecode is the least time, in milliseconds, of a step that continues answers.
+// minDecode is the least time, in milliseconds, of a step that continues responses.
 const minDecode = 1
 
-// decode returns the milliseconds of a step for the answers that it continues, without Speed. held is how many tokens
+// decode returns the milliseconds of a step for the responses that it continues, without Speed. held is how many tokens
 // their requests hold.
 func (c *EngineConfig) decode(held int) float64 {
 	return max(c.Decode.at(min(1, float64(held)/float64(c.Blocks*c.BlockSize))), minDecode)
@@ -84,14 +84,14 @@ func (c *EngineConfig) decode(held int) float64 {
 // sequence is a request on its engine.
 type sequence struct {
 	request *flight
-	// chain has the sequence hashes of the full blocks of the prompt and the answer, and locals their local hashes.
+	// chain has the sequence hashes of the full blocks of the prompt and the response, and locals their local hashes.
 	chain          []kvblock.SequenceHash
 	locals         []kvblock.LocalHash
 	prompt, output int // tokens; output is at least 1
 	// blocks has, for each KV block that the sequence holds, the cached block, or nil for one that only this sequence
 	// can use: not full yet, or a copy of a cached one.
 	blocks []*cachedBlock
-	// computed is how many of the tokens have their KV computed. Of the answer, generated tokens exist.
+	// computed is how many of the tokens have their KV computed. Of the response, generated tokens exist.
 	computed, generated int
 	admitted            bool
 	cached              int // prompt tokens found in the cache at the first admission
@@ -327,7 +327,7 @@ func (e *engine) schedule(st *step, s *sequence, n int) bool {
 	return true
 }
 
-// isPrefill reports whether a part computes more than the next token of an answer.
+// isPrefill reports whether a part computes more than the next token of a response.
 func (p *part) isPrefill() bool { return p.prompt > 0 || p.tokens > 1 }
 
 func (p *part) newTokens() int { return max(p.prompt, p.tokens-1) }

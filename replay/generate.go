@@ -16,12 +16,12 @@ type Workload struct {
 	// Conversations begin at random times, burst of them at once with the same beginning. Each has turns on average.
 	turns float64
 	burst int
-	// tokens of one new input, of one answer, and of the beginning that conversations share
+	// tokens of one new input, of one response, and of the beginning that conversations share
 	input, output, shared uniform
 	// beginnings is how many shared beginnings there are; conversation i draws one with a probability of 1/(rank^skew).
 	beginnings int
 	skew       float64
-	// think is the mean time in seconds between an answer and the next turn.
+	// think is the mean time in seconds between a response and the next turn.
 	think float64
 	// mix, if set, draws each conversation from another workload, by its share of the conversations.
 	mix []mixed

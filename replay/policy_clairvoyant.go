@@ -12,8 +12,8 @@ import (
 // number in a step is limited.
 type clairvoyant struct {
 	unlearning
-	// others is the weight of the time that the answers on the engine are delayed, all together. 0: it thinks of no
-	// answer that is slower for its choice.
+	// others is the weight of the time that the responses on the engine are delayed, all together. 0: it thinks of no
+	// response that is slower for its choice.
 	others  float64
 	planned map[kvblock.SequenceHash]struct{} // blocks that queued prompts will have computed
 }
@@ -29,7 +29,7 @@ func (c *clairvoyant) choose(v *view) int {
 	})
 }
 
-// delayOfDecoding returns by how much a prompt with so many new tokens delays the answers on an engine, in
+// delayOfDecoding returns by how much a prompt with so many new tokens delays the responses on an engine, in
 // milliseconds: by the time for its tokens, and by the constant of a prefill step unless another prompt waits for the
 // next step.
 func delayOfDecoding(e *engine, tokens int) float64 {

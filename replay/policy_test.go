@@ -138,7 +138,7 @@ func TestClairvoyant(t *testing.T) {
 }
 
 // TestFairClairvoyant: of two engines on which the first token comes after nearly the same time, it chooses the one
-// with fewer answers to delay, or the one where another prompt waits for the next step anyway.
+// with fewer responses to delay, or the one where another prompt waits for the next step anyway.
 func TestFairClairvoyant(t *testing.T) {
 	busy := func(decoding, held int) *engine {
 		e := newEngine(DefaultEngineConfig())

@@ -25,12 +25,12 @@ type Report struct {
 	DistinctFull                  bool
 	// Sessions is what became of the sessions' requests; zero unless sessions were bound.
 	Sessions session.Stats
-	// TTFT is the time from arrival to the first token, TPOT the mean time between later tokens of one answer, E2E the
-	// time from arrival to the last token, and Queued the time in kvepp's queue.
+	// TTFT is the time from arrival to the first token, TPOT the mean time between later tokens of one response, E2E
+	// the time from arrival to the last token, and Queued the time in kvepp's queue.
 	TTFT, TPOT, E2E, Queued Distribution
 	// Workers is what each worker did.
 	Workers []WorkerReport
-	// Duration is the time from the first arrival to the last answer.
+	// Duration is the time from the first arrival to the last response.
 	Duration time.Duration
 
 	begun   bool
@@ -54,7 +54,7 @@ type WorkerReport struct {
 }
 
 type sample struct {
-	ttft, tpot, e2e, queued float32 // seconds; tpot NaN: an answer of one token
+	ttft, tpot, e2e, queued float32 // seconds; tpot NaN: a response of one token
 }
 
 // Distribution describes times in seconds.

@@ -207,7 +207,7 @@ type Simulation struct {
 	terms      []scoring.Terms
 	costs      []float64
 	loads      []scoring.Load
-	unknown    uint64                   // numbers the blocks of answers that the trace does not tell
+	unknown    uint64                   // numbers the blocks of responses that the trace does not tell
 	waitingFor map[string][]*flight     // later turns of sessions whose turn before has not ended
 	open       map[string]int           // turns of sessions that have arrived or wait, and have not ended
 	ended      map[string]time.Duration // when the latest turn of a session ended
@@ -583,7 +583,7 @@ func (s *Simulation) deliver(f *flight) {
 	s.step(f.worker)
 }
 
-// withOutput returns the hashes of a request's full blocks, with such as no other request has for an answer that the
+// withOutput returns the hashes of a request's full blocks, with such as no other request has for a response that the
 // trace does not tell.
 func (s *Simulation) withOutput(q *Request) ([]kvblock.SequenceHash, []kvblock.LocalHash) {
 	n := (q.Prompt + q.Output) / s.cfg.Engine.BlockSize

@@ -25,8 +25,8 @@ const (
 	// Mooncake has one request a line, with the ids of its prompt's blocks. A row without timestamp and with a delay
 	// is a later turn of its session.
 	Mooncake Format = "mooncake"
-	// MooncakeDelta is Mooncake where a later turn of a session has only its new input. The prompts and answers before
-	// it are put before that.
+	// MooncakeDelta is Mooncake where a later turn of a session has only its new input. The prompts and responses
+	// before it are put before that.
 	MooncakeDelta Format = "mooncake-delta"
 	// AgenticMooncake has the requests of agents in the blocks of Mooncake, after a header. A request arrives when
 	// those that it depends on were sent or have ended.
@@ -46,7 +46,7 @@ func Formats() []string {
 // Limits of a trace. They bound what one line, and what a Reader keeps of earlier lines, can take.
 const (
 	maxLine     = 16 << 20 // bytes
-	maxTokens   = 16 << 20 // of a prompt, and of an answer
+	maxTokens   = 16 << 20 // of a prompt, and of a response
 	maxSessions = 4 << 20
 	// maxSessionBlocks is how many blocks of sessions a Reader of MooncakeDelta keeps: 256 MiB. Those of the least
 	// recently used sessions make room.
@@ -68,8 +68,8 @@ type Request struct {
 	Session string
 	// ID is the request's name in the trace; may be empty.
 	ID string
-	// Chain has the sequence hashes of the full blocks of the prompt and, if the trace tells the answer, of the answer,
-	// in the engine's block size. Locals has their local hashes.
+	// Chain has the sequence hashes of the full blocks of the prompt and, if the trace tells the response, of the
+	// response, in the engine's block size. Locals has their local hashes.
 	Chain  []kvblock.SequenceHash
 	Locals []kvblock.LocalHash
 	// Prompt and Output are tokens; Output is at least 1.
@@ -398,7 +398,7 @@ func (r *Reader) appendTokens(tokens []kvblock.Token, ids []uint64, n int) []kvb
 	return tokens
 }
 
-// hash sets the hashes of a request whose prompt is r.tokens, after a session's history. An answer that the trace
+// hash sets the hashes of a request whose prompt is r.tokens, after a session's history. A response that the trace
 // tells, or that a later turn of the session continues, is hashed too.
 func (r *Reader) hash(q *Request, output []uint32, session *turns) error {
 	h := history{}
@@ -413,7 +413,7 @@ func (r *Reader) hash(q *Request, output []uint32, session *turns) error {
 			r.tokens = append(r.tokens, kvblock.Token(t))
 		}
 	} else if session != nil {
-		for range q.Output { // an answer that no other request has
+		for range q.Output { // a response that no other request has
 			r.outputs++
 			r.tokens = append(r.tokens, kvblock.Token(math.MaxUint32-r.outputs%(1<<31)))
 		}

@@ -57,7 +57,7 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
-// TestMooncakeDelta: a later turn continues its session's prompt and answer.
+// TestMooncakeDelta: a later turn continues its session's prompt and response.
 func TestMooncakeDelta(t *testing.T) {
 	all, err := read(t, MooncakeDelta, `
 {"timestamp": 0, "session_id": "s", "hash_ids": [1], "output_length": 6}

@@ -77,7 +77,7 @@ func TestSessionExpires(t *testing.T) {
 		h := newSessionHouse(t, session.Config{TTL: minute}, workers(2)...)
 		req := of("s", completion("m", tokens(0, 40)))
 		r := h.route(req)
-		<-time.After(5 * minute) // the answer takes long
+		<-time.After(5 * minute) // the response takes long
 		if again := h.route(req); again.Session != session.Kept {
 			t.Errorf("while a request runs, the session is %s", again.Session)
 		} else {

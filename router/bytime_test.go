@@ -153,7 +153,7 @@ func TestTimeWithTemperature(t *testing.T) {
 }
 
 // TestTimeOfTwoLegs: the prefill leg is priced by the prompt's prefill, the decode leg by what the workers hold. Both
-// learn from the same answer: the prefill worker its speed, the decode worker its gap.
+// learn from the same response: the prefill worker its speed, the decode worker its gap.
 func TestTimeOfTwoLegs(t *testing.T) { synctest.Test(t, timeOfTwoLegs) }
 
 func timeOfTwoLegs(t *testing.T) {

@@ -69,7 +69,7 @@ type Config struct {
 	// Scoring configures the cost function. It must have passed Validate. If OverlapScoreCredit is 0 or Mode is not KV,
 	// the index is never asked.
 	Scoring scoring.Config
-	// TrackOutput counts the blocks of answers while they are generated, as far as the proxy shows the answers.
+	// TrackOutput counts the blocks of responses while they are generated, as far as the proxy shows the responses.
 	TrackOutput bool
 	// CountTokens tokenizes prompts even in modes that ignore the prompt, because another feature needs their length.
 	// false: in these modes a prompt's load is estimated from its size.
@@ -88,7 +88,7 @@ type Config struct {
 	Admission *Admission
 	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
-	// Metrics counts choices and answers under the names of Dynamo's own router. nil: not counted.
+	// Metrics counts choices and responses under the names of Dynamo's own router. nil: not counted.
 	Metrics *metrics.Router
 	// Picker counts requests under the names of the Gateway API Inference Extension's endpoint picker. nil: not
 	// counted.

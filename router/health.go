@@ -23,13 +23,13 @@ var ErrCordoned = errors.New(
 type health struct {
 	tracker *eject.Tracker
 	legs
-	streams   bool         // its answer comes in pieces
+	streams   bool         // its response comes in pieces
 	timer     *time.Timer  // for the first byte; nil: not started
 	responded atomic.Bool  // response headers have come, or no longer matter
 	counted   atomic.Int32 // notCounted, countedLate or counted
-	content   bool         // content of the answer was seen
+	content   bool         // content of the response was seen
 	silent    bool         // the response is not the endpoint's
-	waiting   atomic.Bool  // the answer broke off, and the access log has not said yet who did it
+	waiting   atomic.Bool  // the response broke off, and the access log has not said yet who did it
 	router    *Router
 	counts    [2]*workerCount // of destination and prefill worker; nil: not counted
 }
@@ -186,7 +186,7 @@ func (h *health) stopTimer() {
 
 // Responding notes that the response headers have come. failure is what they say of the endpoint; empty: no failure so
 // far. ofEndpoint is false if the proxy or a frontend answered by itself, which says nothing of the endpoint. Only the
-// goroutine that follows the answer calls it, Heard and Answered.
+// goroutine that follows the response calls it, Heard and Answered.
 func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	h := &r.health
 	h.silent = !ofEndpoint
@@ -196,7 +196,7 @@ func (r *Route) Responding(failure eject.Cause, ofEndpoint bool) {
 	}
 }
 
-// Heard notes that a piece of the answer's body has come.
+// Heard notes that a piece of the response's body has come.
 func (r *Route) Heard() {
 	h := &r.health
 	if h.tracker == nil {
@@ -214,7 +214,7 @@ func (r *Route) Heard() {
 	}
 }
 
-// explainedWithin is how long the proxy's access log may take to say who broke off an answer.
+// explainedWithin is how long the proxy's access log may take to say who broke off a response.
 const explainedWithin = time.Second
 
 // end evaluates how the request ended.
@@ -231,7 +231,7 @@ func (h *health) end(a *Response, token string) {
 		h.tracker.Succeeded(h.endpoint, h.trial)
 		h.tracker.Succeeded(h.prefill, h.prefillTrial)
 	default:
-		// The client or the endpoint broke the answer off. Only the proxy's access log says which.
+		// The client or the endpoint broke the response off. Only the proxy's access log says which.
 		cause, known := h.router.broken.ended(token, h)
 		switch {
 		case known:
@@ -246,7 +246,8 @@ func (h *health) end(a *Response, token string) {
 	}
 }
 
-// explain notes who broke the answer off. cause is empty for the client, and if the access log has not said it in time.
+// explain notes who broke the response off. cause is empty for the client, and if the access log has not said it in
+// time.
 func (h *health) explain(cause eject.Cause) {
 	if cause != "" {
 		h.fail(cause)
@@ -290,18 +291,18 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, servedBy string, attempts
 	}
 }
 
-// BrokenOff notes what the proxy's access log says of an answer that broke off: the endpoint's cause, or an empty cause
-// if the client closed it. token is the request's [Route.Token].
+// BrokenOff notes what the proxy's access log says of a response that broke off: the endpoint's cause, or an empty
+// cause if the client closed it. token is the request's [Route.Token].
 func (r *Router) BrokenOff(token string, cause eject.Cause) {
 	if h := r.broken.logged(token, cause); h != nil {
 		h.explain(cause)
 	}
 }
 
-// maxBroken bounds the answers that wait for an explanation by the access log.
+// maxBroken bounds the responses that wait for an explanation by the access log.
 const maxBroken = 4096
 
-// brokenResponses joins two messages that come in either order: an answer ended before it was complete, and the access
+// brokenResponses joins two messages that come in either order: a response ended before it was complete, and the access
 // log's line about it. It holds the latest maxBroken of both.
 type brokenResponses struct {
 	mu      sync.Mutex // guards all below
@@ -312,11 +313,12 @@ type brokenResponses struct {
 
 // brokenResponse is one of the two messages.
 type brokenResponse struct {
-	health *health     // of an answer that ended; nil: the access log was first
+	health *health     // of a response that ended; nil: the access log was first
 	cause  eject.Cause // from the access log
 }
 
-// ended notes an answer that ended before it was complete. known is true if the access log has given the cause already.
+// ended notes a response that ended before it was complete. known is true if the access log has given the cause
+// already.
 func (b *brokenResponses) ended(token string, h *health) (cause eject.Cause, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -328,7 +330,7 @@ func (b *brokenResponses) ended(token string, h *health) (cause eject.Cause, kno
 	return "", false
 }
 
-// logged notes the access log's cause for an answer, and returns that answer's health if it has ended already.
+// logged notes the access log's cause for a response, and returns that response's health if it has ended already.
 func (b *brokenResponses) logged(token string, cause eject.Cause) *health {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -36,7 +36,7 @@ func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint
 	return h
 }
 
-// answered ends a request with a complete answer.
+// answered ends a request with a complete response.
 func succeed(r *Route) {
 	r.Responding("", true)
 	r.Heard()
@@ -74,7 +74,7 @@ func (h *house) breakDown(name string) {
 
 // TestEjectedEndpointGetsNoRequests: an ejected endpoint gets no requests, even if it has their prompts cached; the
 // decision says so. After the ejection time it gets one request as a trial, even if other workers have its prompt
-// cached. The answer to the trial readmits the endpoint.
+// cached. The response to the trial readmits the endpoint.
 func TestEjectedEndpointGetsNoRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(3)...)
@@ -198,8 +198,8 @@ func TestPrefillWorkerIsEjected(t *testing.T) {
 	})
 }
 
-// TestFirstByte: if the headers of a streamed answer take too long, that is a failure; for an answer in one piece it is
-// not. Late answers leave no booking.
+// TestFirstByte: if the headers of a streamed response take too long, that is a failure; for a response in one piece it
+// is not. Late responses leave no booking.
 func TestFirstByte(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)
@@ -237,7 +237,7 @@ func TestFirstByte(t *testing.T) {
 	})
 }
 
-// TestResponsesThatBreakOff: after three answers that broke off for no known cause, an endpoint gets no requests. The
+// TestResponsesThatBreakOff: after three responses that broke off for no known cause, an endpoint gets no requests. The
 // access log says whether client or endpoint ended them, before or after the stream ends.
 func TestResponsesThatBreakOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -349,7 +349,7 @@ func TestFallbacksAfterEjection(t *testing.T) {
 	})
 }
 
-// TestProxysOwnResponse: an answer of the proxy itself is neither a failure nor a success of the endpoint.
+// TestProxysOwnResponse: a response of the proxy itself is neither a failure nor a success of the endpoint.
 func TestProxysOwnResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHealthHouse(t, nil, workers(1)...)

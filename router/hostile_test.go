@@ -9,7 +9,7 @@ import (
 	"kvepp/prompt/body"
 )
 
-// TestHostileBodies: every hostile body gets a clear 400 or a decision, never a panic or a wrong answer.
+// TestHostileBodies: every hostile body gets a clear 400 or a decision, never a panic or a wrong response.
 func TestHostileBodies(t *testing.T) {
 	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {

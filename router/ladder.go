@@ -228,7 +228,7 @@ func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
 	return ladder.Load
 }
 
-// reachDelivered completes the request's climb with what the answer reports, and counts it.
+// reachDelivered completes the request's climb with what the response reports, and counts it.
 func (r *Route) reachDelivered(a *Response) {
 	l := r.observed.router.cfg.Ladder
 	if l == nil {

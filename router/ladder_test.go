@@ -17,7 +17,7 @@ func (h *house) withLadder() *house {
 	return h
 }
 
-// climbed routes a request whose answer reports cached tokens, and returns what it added to the ladder.
+// climbed routes a request whose response reports cached tokens, and returns what it added to the ladder.
 func (h *house) climbed(req *Request, cached int) (tokens [ladder.Rungs]uint64, lost map[string]uint64) {
 	h.t.Helper()
 	before := ladder.Total(h.cfg.Ladder.Sums.Sums())
@@ -196,8 +196,8 @@ func TestLadderOfPair(t *testing.T) {
 }
 
 // TestLadderOfDynamosNames: Dynamo's counters of cached tokens are the ladder's rungs, for each model, with aggregated
-// workers and pairs, for requests whose best candidate was not chosen, whose blocks no worker has, whose answer reports
-// too much, fails or reports nothing, and whose token ids are not known.
+// workers and pairs, for requests whose best candidate was not chosen, whose blocks no worker has, whose response
+// reports too much, fails or reports nothing, and whose token ids are not known.
 func TestLadderOfDynamosNames(t *testing.T) {
 	pairs := workers(6)
 	pairs[3].Role, pairs[4].Role, pairs[5].Role = pool.Prefill, pool.Prefill, pool.Decode

@@ -6,7 +6,7 @@ import (
 	"kvepp/scoring"
 )
 
-// MarkPrefillCompleted notes that the first content of the answer has just come, so the prompt is prefilled. Only the
+// MarkPrefillCompleted notes that the first content of the response has just come, so the prompt is prefilled. Only the
 // first call of this and ReleasePrefill counts.
 func (r *Route) MarkPrefillCompleted() {
 	r.observed.sawFirstToken(r)
@@ -32,17 +32,17 @@ func (r *Route) endPrefill() {
 	}
 }
 
-// MostTokens returns the most tokens that the request lets all of its answers have together; 0: no limit.
+// MostTokens returns the most tokens that the request lets all of its responses have together; 0: no limit.
 func (r *Route) MostTokens() int { return r.most }
 
-// LearnOutput notes that a streamed answer is complete, and its number of tokens. Call it before Free.
+// LearnOutput notes that a streamed response is complete, and its number of tokens. Call it before Free.
 func (r *Route) LearnOutput(tokens int) {
 	r.outputTokens = tokens
 	r.booking.LearnOutput(tokens)
 }
 
 // expectPrefill starts a timer that ends the prefill load after the estimated prefill time, if the worker's speed is
-// known. It is for answers in one piece, which show only at their end that the prompt was prefilled.
+// known. It is for responses in one piece, which show only at their end that the prompt was prefilled.
 func (r *Route) expectPrefill() {
 	computes := r.booking
 	if r.Prefill != nil {
@@ -53,12 +53,12 @@ func (r *Route) expectPrefill() {
 	}
 }
 
-// outputTracker counts the blocks that an answer takes.
+// outputTracker counts the blocks that a response takes.
 type outputTracker struct {
 	tracked      bool
 	prompt, size int // tokens of the prompt and of a block
-	blocks       int // of prompt and answer so far
-	expected     int // tokens of the answer; 0: not known
+	blocks       int // of prompt and response so far
+	expected     int // tokens of the response; 0: not known
 }
 
 func newOutputTracker(prompt, size, expected int) outputTracker {
@@ -66,8 +66,8 @@ func newOutputTracker(prompt, size, expected int) outputTracker {
 	return outputTracker{tracked: true, prompt: prompt, size: size, blocks: blocks, expected: expected}
 }
 
-// grow returns how many blocks the answer takes more now that it has this many tokens, and the share of the answer that
-// is still to come, 0..1 or scoring.NotKnown.
+// grow returns how many blocks the response takes more now that it has this many tokens, and the share of the response
+// that is still to come, 0..1 or scoring.NotKnown.
 //
 // Source: dynamo-llm 1.6.1, kv_router/routing_host/request_guard.
 func (o *outputTracker) grow(tokens int) (blocks int, left float64) {
@@ -82,7 +82,7 @@ func (o *outputTracker) grow(tokens int) (blocks int, left float64) {
 	return blocks, max(1-float64(tokens)/float64(o.expected), 0)
 }
 
-// Generated notes how many tokens the answer has so far. It must not be called concurrently.
+// Generated notes how many tokens the response has so far. It must not be called concurrently.
 func (r *Route) Generated(tokens int) {
 	if !r.output.tracked {
 		return

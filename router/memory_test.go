@@ -40,7 +40,7 @@ func TestRunningRequestsReleaseTheirBodies(t *testing.T) {
 			req := completion("named", tokens(0, 40))
 			return h.route(req), weak.Make(&req.Body[0])
 		}()
-		route.Body = nil // as extproc does before the answer
+		route.Body = nil // as extproc does before the response
 		runtime.GC()
 		runtime.GC() // what pools hold is dropped by the second one
 		if body.Value() != nil {

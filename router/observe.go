@@ -24,8 +24,8 @@ const (
 	phaseDecode     = "decode"
 )
 
-// observed is what a Route keeps for metrics at the end of the request. Only the goroutine that follows the answer uses
-// it.
+// observed is what a Route keeps for metrics at the end of the request. Only the goroutine that follows the response
+// uses it.
 type observed struct {
 	router     *Router // nil: nothing to report
 	began      time.Time
@@ -221,7 +221,7 @@ func (r *Router) classesOf(model string) []string {
 	return names
 }
 
-// sawFirstToken notes when a streamed answer began.
+// sawFirstToken notes when a streamed response began.
 func (o *observed) sawFirstToken(route *Route) {
 	if o.router == nil || !o.firstToken.IsZero() {
 		return
@@ -279,14 +279,14 @@ func (r *Router) Refused(status int) {
 	r.cfg.Picker.Refused(otherModels, code)
 }
 
-// Answer is what kvepp saw of an answer.
+// Response is what kvepp saw of a response.
 type Response struct {
 	// Status is its HTTP status. Empty: there was none, or it was kvepp's.
 	Status string
 	// Complete says that its end was seen. Otherwise the client or the endpoint broke it off, or kvepp is not shown its
 	// end.
 	Complete bool
-	// Explained says that the proxy's access log will say who broke off an incomplete answer, see [Router.BrokenOff].
+	// Explained says that the proxy's access log will say who broke off an incomplete response, see [Router.BrokenOff].
 	Explained bool
 	// Bytes is how many bytes of its body were seen.
 	Bytes int
@@ -358,7 +358,7 @@ func (r *Route) Ended(a Response) {
 	}
 }
 
-// lastResponses holds what the latest answers of workers showed.
+// lastResponses holds what the latest responses of workers showed.
 type lastResponses struct {
 	mu       sync.Mutex // guards byWorker
 	byWorker []lastResponse

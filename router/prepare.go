@@ -40,8 +40,8 @@ type prepared struct {
 	version     *prompt.Model   // whose tokens are used, if versions differ
 	isl         int             // tokens of all prompts, or an estimate
 	previous    string          // id of the stored response that the request continues; shares the body's memory
-	stores      bool            // the endpoint may store its answer
-	most        int             // tokens that all answers may have; 0: no limit
+	stores      bool            // the endpoint may store its response
+	most        int             // tokens that all responses may have; 0: no limit
 	forward     []byte          // replaces the body; nil: it stays
 	inject      *body.Request   // the body, if token ids may be injected into it; nil: they may not
 	hints       body.Hints      // of headers and body
@@ -53,7 +53,7 @@ type prepared struct {
 	affinity    affinity  // of the request's session
 	stored      target    // the worker that has the stored response which the request names
 	constraints scoring.Constraints
-	// the answer shows nothing before its end: it comes in one piece, or kvepp does not see it
+	// the response shows nothing before its end: it comes in one piece, or kvepp does not see it
 	whole  bool
 	held   int           // bytes of tokens, forward and inject, counted until the request is routed
 	heldIn *budget.Share // the share that they are counted in

@@ -8,11 +8,11 @@ import (
 	"kvepp/prompt/body"
 )
 
-// differentCounts is how many answers in a row must report another number of prompt tokens than kvepp counts before a
+// differentCounts is how many responses in a row must report another number of prompt tokens than kvepp counts before a
 // log line says so.
 const differentCounts = 3
 
-// promptCounts compares the number of prompt tokens that answers report with kvepp's own. If they differ, the engine
+// promptCounts compares the number of prompt tokens that responses report with kvepp's own. If they differ, the engine
 // has another tokenizer or chat template, and cached prefixes are not found. The map is immutable; it is safe for
 // concurrent use.
 type promptCounts map[promptKind]*promptCount
@@ -24,7 +24,7 @@ type promptKind struct {
 
 type promptCount struct {
 	promptKind
-	inRow  atomic.Int32 // answers in a row that differed
+	inRow  atomic.Int32 // responses in a row that differed
 	logged atomic.Bool
 }
 
@@ -49,7 +49,7 @@ func (c promptCounts) of(p *prepared) *promptCount {
 	return c[promptKind{p.model, p.api}]
 }
 
-// reported compares the prompt tokens of an answer with status 200 with kvepp's, and returns whether they differ.
+// reported compares the prompt tokens of a response with status 200 with kvepp's, and returns whether they differ.
 func (c *promptCount) reported(route *Route, tokens int, log *slog.Logger) bool {
 	if c == nil || tokens <= 0 {
 		return false

@@ -9,8 +9,8 @@ import (
 	"kvepp/prompt"
 )
 
-// TestPromptCounts: an answer whose number of prompt tokens differs from kvepp's is counted. After three in a row kvepp
-// logs once for each model and API.
+// TestPromptCounts: a response whose number of prompt tokens differs from kvepp's is counted. After three in a row
+// kvepp logs once for each model and API.
 func TestPromptCounts(t *testing.T) {
 	model, err := prompt.Load("../test/models/tiny-bytelevel", prompt.Options{})
 	if err != nil {
@@ -36,7 +36,7 @@ func TestPromptCounts(t *testing.T) {
 		r := h.route(&Request{Path: path, Body: []byte(body)})
 		tokens := r.PromptTokens + more
 		if more < 0 {
-			tokens = 0 // no usage in the answer
+			tokens = 0 // no usage in the response
 		}
 		r.Free()
 		r.Ended(Response{Status: status, PromptTokens: tokens, CachedTokens: -1})
@@ -56,13 +56,13 @@ func TestPromptCounts(t *testing.T) {
 		response(completions, "m", prompt, "200", -1)             // no usage
 		response(completions, "m", `["one", "two"]`, "200", 5)    // a batch
 		response(completions, "none", `[1, 2, 3]`, "200", 5)      // not tokenized by kvepp
-		response(completions, "m", prompt, "500", 5)              // not an answer of the model
+		response(completions, "m", prompt, "500", 5)              // not a response of the model
 		response("/v1/responses", "m", `"another API"`, "200", 5) // counts by other rules
 	}
 	lines(0)
 	response(chats, "m", prompt, "200", 5)
 	response(chats, "m", prompt, "200", 5)
-	response(chats, "m", prompt, "200", 0) // one differing answer alone
+	response(chats, "m", prompt, "200", 0) // one differing response alone
 	response(chats, "m", prompt, "200", 5)
 	response(chats, "m", prompt, "200", 5)
 	differing = 4

@@ -61,8 +61,8 @@ type Pace struct {
 	RunningMS        float64 `json:"running_ms"`      // since that step began
 	PrefillMS        float64 `json:"prefill_ms_per_1000_tokens"`
 	StepMS           float64 `json:"prefill_step_ms"`             // of a prefill, beside the time for its tokens
-	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of an answer
-	SlowerMS         float64 `json:"slower_ms_per_token"`         // of an answer, more than on the average worker
+	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of a response
+	SlowerMS         float64 `json:"slower_ms_per_token"`         // of a response, more than on the average worker
 	OutputTokens     float64 `json:"answer_tokens"`               // mean
 	OutputSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
 	EvictedReuse     float64 `json:"evicted_reuse"`               // chance that what it evicts is asked for again

@@ -13,13 +13,13 @@ import (
 
 // Outcome is what became of a request.
 type Outcome struct {
-	Status   string // HTTP status of the answer; empty: there was none
-	Complete bool   // the answer's end was seen
-	// TTFT is the time from the request's headers to the first content of a streamed answer. ITL is the mean time
+	Status   string // HTTP status of the response; empty: there was none
+	Complete bool   // the response's end was seen
+	// TTFT is the time from the request's headers to the first content of a streamed response. ITL is the mean time
 	// between its tokens. 0: not known.
 	TTFT, ITL time.Duration
 	Duration  time.Duration // from the request's headers to the end
-	// PromptTokens and Tokens, of the answer, are what the engine reports or kvepp counts; 0: not known.
+	// PromptTokens and Tokens, of the response, are what the engine reports or kvepp counts; 0: not known.
 	PromptTokens, Tokens int
 	CachedTokens         int // as the engine reports; -1: it does not
 	// Climb has the rungs of the hit-rate ladder. The zero value: there is no ladder.
@@ -149,7 +149,7 @@ func (r *records) end(route *Route, o *Outcome) {
 type Query struct {
 	RequestID, Worker, Model, Session string // empty: any. Worker is a name, or NAME/RANK
 	Reason                            Reason
-	Status                            string // of the answer: "404", or "4xx" for all from 400 to 499
+	Status                            string // of the response: "404", or "4xx" for all from 400 to 499
 	Cold                              bool   // the chosen worker had none of the prompt cached
 	Wrong                             bool   // the engine reports another number of cached tokens than predicted
 	// Slow is the least time to the first token, or in all if that is not known.
@@ -180,7 +180,7 @@ func (q *Query) selects(r *Record) bool {
 		isClass && len(o.Status) == 3 && strings.HasPrefix(o.Status, hundreds)
 }
 
-// isOf reports whether a worker computed the prompt or generated the answer.
+// isOf reports whether a worker computed the prompt or generated the response.
 func (r *Record) isOf(worker string) bool {
 	name, rank, _ := strings.Cut(worker, "/")
 	is := func(n string, k uint32) bool {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ended routes a request and ends it with an answer.
+// ended routes a request and ends it with a response.
 func (h *house) ended(id string, req *Request, a Response) {
 	h.t.Helper()
 	req.ID = id

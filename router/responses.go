@@ -6,7 +6,7 @@ import (
 )
 
 // An engine keeps responses of the Responses API in its memory. Requests that continue, read or cancel one must go to
-// that engine. Config.Responses knows which one it is, by the id in its answer.
+// that engine. Config.Responses knows which one it is, by the id in its response.
 //
 // Source: vLLM 0.33.0, entrypoints/openai/responses; SGLang 0.5.23, srt/entrypoints/openai/serving_responses.py.
 
@@ -23,11 +23,11 @@ func (r *Router) storedTarget(req *Request, p *prepared) (t target) {
 	return t
 }
 
-// StoresResponse reports whether the endpoint may keep its answer for later requests. The caller then calls Responded
-// with the answer's id.
+// StoresResponse reports whether the endpoint may keep its response for later requests. The caller then calls Responded
+// with the response's id.
 func (r *Route) StoresResponse() bool { return r.responses != nil }
 
-// Responded notes the id of the answer. An id that another worker gave stays there: an engine cannot take over
+// Responded notes the id of the response. An id that another worker gave stays there: an engine cannot take over
 // another's responses.
 func (r *Route) Responded(id string) {
 	if r.responses != nil && id != "" {

@@ -70,7 +70,7 @@ type Request struct {
 	BodyBytes int
 	// Hints are those of the headers. They take precedence over the body's.
 	Hints body.Hints
-	// ResponseUnseen says that kvepp is shown nothing of the answer's body, so that its first content cannot end the
+	// ResponseUnseen says that kvepp is shown nothing of the response's body, so that its first content cannot end the
 	// prefill.
 	ResponseUnseen bool
 	// Allowed says whether an endpoint's address may be chosen. nil: every address may.
@@ -152,7 +152,7 @@ type Route struct {
 	// Token names the request in the metadata that the proxy's access log repeats, see [Router.BrokenOff]. Empty: not
 	// needed.
 	Token string
-	// Renamed says that Body, and so the answer, names another model than the client did. nil: it does not.
+	// Renamed says that Body, and so the response, names another model than the client did. nil: it does not.
 	Renamed *Renamed
 
 	placed
@@ -178,17 +178,17 @@ type placed struct {
 	instance      uint64         // of destination
 }
 
-// answering is what a route knows of its answer while it comes.
+// answering is what a route knows of its response while it comes.
 type responding struct {
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool
 	estimate       *time.Timer // ends the prefill by estimate; nil without one
 	output         outputTracker
-	most           int // tokens of the answer; 0: no limit
+	most           int // tokens of the response; 0: no limit
 	observed       observed
 	health         health
-	outputTokens   int            // of a complete answer; 0: not known
-	responses      *session.Table // learns the answer's id; nil: the endpoint does not store it
+	outputTokens   int            // of a complete response; 0: not known
+	responses      *session.Table // learns the response's id; nil: the endpoint does not store it
 }
 
 // ending is what a route gives back when it ends.
@@ -236,13 +236,13 @@ type Router struct {
 	tokens       atomic.Uint64 // the latest Route.Token
 	broken       brokenResponses
 	counts       workerCounts
-	miscounted   atomic.Uint64 // answers whose prompt tokens differ from kvepp's
+	miscounted   atomic.Uint64 // responses whose prompt tokens differ from kvepp's
 	looking      atomic.Bool   // a look at what waits is planned, see lookSoon
 	dry          bool          // see Explain: it books and counts nothing
 	rehearsal    func() *Router
 }
 
-// Miscounted returns how many answers reported another number of prompt tokens than kvepp counts.
+// Miscounted returns how many responses reported another number of prompt tokens than kvepp counts.
 func (r *Router) Miscounted() uint64 { return r.miscounted.Load() }
 
 // New returns a router over the workers of p, the blocks in index and the loads in book.

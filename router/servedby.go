@@ -27,7 +27,7 @@ type ServedBy struct {
 // fallbacks. If the endpoint is not in the pool, the booking ends. Reconcile returns ServedBy.Outcome.
 //
 // address is host:port. attempts is how many endpoints the proxy says it tried; 0: it does not say. Only the goroutine
-// that follows the answer calls it.
+// that follows the response calls it.
 func (r *Router) Reconcile(route *Route, address string, attempts int) string {
 	outcome := r.reconcile(route, address, attempts)
 	r.metrics.ServedBy(outcome)

@@ -73,7 +73,7 @@ func (c *workerCounts) of(w kvblock.Worker) *workerCount {
 	return c.byWorker[w]
 }
 
-// ended counts a request. explained says that the proxy's access log will say who broke off an incomplete answer;
+// ended counts a request. explained says that the proxy's access log will say who broke off an incomplete response;
 // otherwise it counts as incomplete, although it may have been the client. A client that leaves before the response is
 // no failure. A nil count counts nothing.
 func (c *workerCount) ended(a *Response, explained bool) {
@@ -89,7 +89,7 @@ func (c *workerCount) ended(a *Response, explained bool) {
 	}
 }
 
-// brokenOff counts an answer that the worker broke off.
+// brokenOff counts a response that the worker broke off.
 func (c *workerCount) brokenOff() {
 	if c != nil {
 		c.incomplete.Add(1)

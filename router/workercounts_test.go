@@ -23,7 +23,7 @@ func (h *house) requestsOf(name string) metrics.WorkerRequests {
 }
 
 // TestWorkerRequests: each ended request counts for the worker that served it, and for its prefill worker. A status of
-// 500 or above is a failure, and so is an answer that broke off.
+// 500 or above is a failure, and so is a response that broke off.
 func TestWorkerRequests(t *testing.T) {
 	es := workers(2)
 	h := newHouse(t, es...)

@@ -354,7 +354,7 @@ func (a *ActiveSequences) Named(id string) (Booking, bool) {
 }
 
 // MarkPrefillCompleted takes the request's prompt tokens off the worker's prefill load. Call it when the first content
-// of the answer comes: the time since the booking is learned, see PrefillModel. The request still holds its blocks.
+// of the response comes: the time since the booking is learned, see PrefillModel. The request still holds its blocks.
 // Only the first call of this and ReleasePrefill has an effect, and none after Free or Forget.
 func (b Booking) MarkPrefillCompleted() {
 	b.do(func(a *ActiveSequences) { a.endPrefill(b.index, PrefillDone) })

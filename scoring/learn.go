@@ -8,7 +8,7 @@ import (
 )
 
 // The policy Time prices workers with what the book learns about them, from calls that callers make anyway: when a
-// request was booked, when its first token came, how long its answer was. Nothing of it is configured.
+// request was booked, when its first token came, how long its response was. Nothing of it is configured.
 
 const (
 	// enoughPrefills, enoughOutputs and enoughGaps are how many samples are needed before a learned number is used.
@@ -21,7 +21,7 @@ const (
 	// seconds. leastGapPerToken is the least that is learned, so that load always has a price.
 	safeGapPerToken  = 1e-8
 	leastGapPerToken = 1e-10
-	// safeOutputTokens is the length of an answer until enoughOutputs answers ended.
+	// safeOutputTokens is the length of a response until enoughOutputs responses ended.
 	safeOutputTokens = 100
 	// A worker whose prefill takes up to alikeShare or alikeSeconds more or less than the average worker's counts as
 	// equally fast. Measured times of equal workers differ by some per cent: priced by these, an idle fleet would send
@@ -41,7 +41,7 @@ const (
 	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
 	maxSampleSeconds = 3600.0
-	leastSampleGap   = 1e-5 // seconds between two tokens of one answer
+	leastSampleGap   = 1e-5 // seconds between two tokens of one response
 	// keepPrefill and keepGap are the weights that earlier samples keep with each further one: about the last 100 and
 	// 1,000 count. The slope of the gap is small beside its noise.
 	keepPrefill = 0.99
@@ -90,10 +90,10 @@ func (m *mean) add(x float64) {
 	m.value += (x - m.value) / m.samples
 }
 
-// pace is how fast one worker computes, and how long its answers are.
+// pace is how fast one worker computes, and how long its responses are.
 type pace struct {
 	prefill line // seconds to the first token by new prompt tokens, of requests that began at once
-	gap     line // mean seconds between tokens by tokens held at the end, of answers
+	gap     line // mean seconds between tokens by tokens held at the end, of responses
 	output  mean // tokens
 	life    mean // seconds from the first token to the end
 	noise   mean // the mean absolute error of the prices of prefills, in seconds
@@ -200,7 +200,7 @@ func (l *learned) forgetUnused(w kvblock.Worker) {
 	p.latest = l.fleets[w].prefills
 }
 
-// answered learns from a complete answer. held is how many tokens the worker holds at its end; 0: no gap is learned.
+// answered learns from a complete response. held is how many tokens the worker holds at its end; 0: no gap is learned.
 func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, held int) {
 	s := took.Seconds()
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || float64(tokens-1)*leastSampleGap > s {
@@ -216,8 +216,8 @@ func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, 
 	l.refit(w)
 }
 
-// LearnOutput notes that a streamed answer is complete, and its number of tokens. Call it before Free. The policy Time
-// learns from it; it changes no load.
+// LearnOutput notes that a streamed response is complete, and its number of tokens. Call it before Free. The policy
+// Time learns from it; it changes no load.
 func (b Booking) LearnOutput(tokens int) {
 	b.do(func(a *ActiveSequences) {
 		booked := &a.bookings[b.index]

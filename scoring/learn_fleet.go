@@ -15,7 +15,7 @@ const farOff, noiseFarOff = 3, 16
 const mostVoice = 20
 
 // fleet is the workers of one model, and what they have in common: the average worker. An engine can report nonsense,
-// or answer at strange times. So each figure is that of the workers about as far as the median one is. An engine that
+// or response at strange times. So each figure is that of the workers about as far as the median one is. An engine that
 // differs more is priced by its own samples and changes nothing for the others, and it never counts for other models.
 type fleet struct {
 	model             string
@@ -174,8 +174,8 @@ func (l *learned) priceGap(w kvblock.Worker) {
 }
 
 // pricePrefill sets what prefill takes on a worker: as long as on the average worker if the two are about equal for the
-// usual number of tokens, or if noise may be all that they differ by. On a slower one answers are taken to be slower by
-// the same factor, up to farOff.
+// usual number of tokens, or if noise may be all that they differ by. On a slower one responses are taken to be slower
+// by the same factor, up to farOff.
 func (l *learned) pricePrefill(w kvblock.Worker) {
 	usual, peers, own, p := &l.fleets[w].usual, l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
 	p.secondsPerToken, p.stepSeconds, p.slowerPerToken = 0, 0, 0

@@ -41,7 +41,7 @@ func pricesOf(t *testing.T, a *ActiveSequences, model string, workers ...kvblock
 	return costs
 }
 
-// One engine that answers at strange times, and claims answers of any length, changes no price of other models, and
+// One engine that answers at strange times, and claims responses of any length, changes no price of other models, and
 // hardly one of the other workers of its model: neither while it is there nor after it has left.
 func TestOneEngineTeachesNothingAboutOthers(t *testing.T) {
 	const liar = kvblock.Worker(0)

@@ -9,7 +9,7 @@ import (
 )
 
 // TestMoveIsAsIfBookedThere: after moves, the loads equal those of a book where the requests were booked on the new
-// worker, with shared blocks, prefills and answers. At the end no load is left.
+// worker, with shared blocks, prefills and responses. At the end no load is left.
 func TestMoveIsAsIfBookedThere(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))

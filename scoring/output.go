@@ -20,11 +20,11 @@ type adjustment struct {
 	blocks, tokens float64
 }
 
-// NotKnown stands for an unknown remaining share of an answer.
+// NotKnown stands for an unknown remaining share of a response.
 const NotKnown = -1
 
 // AddOutputBlocks notes that the request has generated n more blocks, which are its own. left is the share of the
-// answer still to come, 0..1, or NotKnown. It becomes the weight of each block that no other request of the worker
+// response still to come, 0..1, or NotKnown. It becomes the weight of each block that no other request of the worker
 // holds: the less is left, the sooner these blocks become free.
 //
 // If another request comes to share a run, the run keeps its weight until the last of them ends.

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Two requests share four blocks. A request's unshared blocks, of prompt and answer, count less as its answer nears its
-// end.
+// Two requests share four blocks. A request's unshared blocks, of prompt and response, count less as its response nears
+// its end.
 func TestOutputBlocks(t *testing.T) {
 	a := NewActiveSequences()
 	shared := chain(1, 4)

@@ -14,10 +14,10 @@ const (
 	PartHeld     = "held"     // blocks that active requests hold
 	PartRequests = "requests" // DecodeActiveRequestWeight
 	PartSteps    = "steps"    // of a prefill, beside the time for its tokens
-	PartDelays   = "delays"   // what this prefill delays answers on the worker
+	PartDelays   = "delays"   // what this prefill delays responses on the worker
 	PartEvicts   = "evicts"   // time to compute again what the worker evicts for this request
 	PartMemory   = "memory"   // wait until enough blocks are free
-	PartSlower   = "slower"   // what the answer takes longer than on the average worker
+	PartSlower   = "slower"   // what the response takes longer than on the average worker
 )
 
 // Parts splits the cost of a request on one worker, for people: the values add up to Cost but for rounding. Parts that

@@ -49,13 +49,13 @@ const (
 	// interference is the weight of the time that others lose to this request's prefill. Their clients read slower than
 	// engines generate, so a late token costs less than a late first token.
 	interference = 0.2
-	// decodeInterference is the weight of the time that answers lose to each other's KV blocks.
+	// decodeInterference is the weight of the time that responses lose to each other's KV blocks.
 	decodeInterference = interference / 10
-	// slowerOutput is the weight of the time that an answer takes longer on a slower worker.
+	// slowerOutput is the weight of the time that a response takes longer on a slower worker.
 	slowerOutput = interference / 2
 	// pauseInterference is the weight of the constant time of this request's prefill step for each request that it
-	// delays. It is for answers of up to shortOutput tokens. The longer an answer is, the more its reader is behind the
-	// engine and does not see the delay.
+	// delays. It is for responses of up to shortOutput tokens. The longer a response is, the more its reader is behind
+	// the engine and does not see the delay.
 	pauseInterference = 0.15
 	shortOutput       = 100.0
 	// leastRest is the least share of the constant time of a running prefill step that is assumed to be left. The step
@@ -75,8 +75,8 @@ type TimeTerms struct {
 	StepSeconds        float64 // of a prefill step on this worker, beside the time for its tokens
 	GapPerToken        float64 // seconds by which each held token lengthens the time between two tokens
 	SlowerPerToken     float64 // seconds between two tokens more than on the average worker, expected from the prefill
-	OutputTokens       float64 // mean length of an answer
-	LifeSeconds        float64 // mean time from the first token to the end of an answer
+	OutputTokens       float64 // mean length of a response
+	LifeSeconds        float64 // mean time from the first token to the end of a response
 	Reuse              float64 // chance that a block that this worker evicts is asked for again
 }
 
@@ -94,14 +94,14 @@ type TimeTerms struct {
 //	memory = blocks above the capacity / held blocks * life
 //	cost   = 1000 * (delay + evict + decode + memory)
 //
-// delay is the prefill that waits before this request's, its own, and what it delays the answers there. All that waits
-// is computed in one step, after the step that runs: so the constant part of a step counts at most twice, less what has
-// passed of the running one, and the blocks of a prompt that waits there need not be computed again. pauses is what the
-// constant part delays the active requests; one more prompt in a step that another waits for delays none of them. evict
-// is the time to compute again what the worker evicts for this request and is asked for later. decode is what held
-// tokens cost this answer, and this one's tokens the others, and what the answer takes longer on a slower worker.
-// memory is the wait until enough blocks become free, if the worker's number of blocks is known; each active request is
-// expected to need half an answer more.
+// delay is the prefill that waits before this request's, its own, and what it delays the responses there. All that
+// waits is computed in one step, after the step that runs: so the constant part of a step counts at most twice, less
+// what has passed of the running one, and the blocks of a prompt that waits there need not be computed again. pauses is
+// what the constant part delays the active requests; one more prompt in a step that another waits for delays none of
+// them. evict is the time to compute again what the worker evicts for this request and is asked for later. decode is
+// what held tokens cost this response, and this one's tokens the others, and what the response takes longer on a slower
+// worker. memory is the wait until enough blocks become free, if the worker's number of blocks is known; each active
+// request is expected to need half a response more.
 func (c *Config) timeCost(t *Terms) float64 {
 	return c.sumTime(t, nil)
 }

@@ -274,7 +274,7 @@ func paceIsLearned(t *testing.T) {
 			t.Errorf("worker %d: the gap grows by %v seconds for each token, want 1e-06", w, p.GapPerToken)
 		}
 	}
-	// Worker 1 prefills slower than the average one, so its answers are expected to be slower too.
+	// Worker 1 prefills slower than the average one, so its responses are expected to be slower too.
 	all := &a.learned.rest.usual
 	usual := all.prefill.x / all.prefill.weight
 	gap := all.gap.y / all.gap.weight

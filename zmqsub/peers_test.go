@@ -101,7 +101,7 @@ type replayer struct {
 }
 
 // offerReplay answers each request with the messages that answer returns, each without its empty first frame. If they
-// lack the end message, the answer has no end.
+// lack the end message, the response has no end.
 func offerReplay(t *testing.T, response func(from uint64) [][]any) *replayer {
 	t.Helper()
 	return offerReplayAt(t, "tcp://127.0.0.1:*", response)
@@ -157,7 +157,7 @@ func offerReplayAt(t *testing.T, endpoint string, response func(from uint64) [][
 
 var endNumber = binary.BigEndian.AppendUint64(nil, math.MaxUint64)
 
-// threeFrames returns an answer as vLLM up to 0.19 and SGLang send it, fourFrames one as vLLM from 0.26 does: messages
+// threeFrames returns a response as vLLM up to 0.19 and SGLang send it, fourFrames one as vLLM from 0.26 does: messages
 // from..to-1 with payload pN, then the end.
 func threeFrames(from, to uint64) (replies [][]any) {
 	for seq := from; seq < to; seq++ {

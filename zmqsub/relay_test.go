@@ -562,7 +562,7 @@ func TestMemoryOfReplay(t *testing.T) {
 	})
 }
 
-// answers counts messages only.
+// responses counts messages only.
 type responses struct{ *recorder }
 
 func (*responses) Message(uint64, []byte, []byte) {}

@@ -13,7 +13,7 @@ type Replay string
 // The outcomes. Gap reports the messages that a replay did not bring.
 const (
 	ReplayComplete    Replay = "replayed"           // the publisher sent everything it has
-	ReplayTimedOut    Replay = "replay_timed_out"   // no answer, or no complete one, within ReplayTimeout
+	ReplayTimedOut    Replay = "replay_timed_out"   // no response, or no complete one, within ReplayTimeout
 	ReplayUnreachable Replay = "replay_unreachable" // no connection
 	ReplayCut         Replay = "replay_cut"         // the live connection ended; the next one causes another replay
 	ReplaySkipped     Replay = "replay_skipped"     // put off, because a replay failed a moment ago
@@ -24,7 +24,7 @@ const (
 const lastSeq = 1 << 62
 
 // maxReplayTimeouts bounds the exchanges that one need for a replay causes, in ReplayTimeouts: a publisher whose
-// answers never end must not block its live messages for ever.
+// responses never end must not block its live messages for ever.
 const maxReplayTimeouts = 6
 
 // runReplay asks the publisher for the messages that the sequence needs, and delivers them. Without a replay endpoint
@@ -33,10 +33,10 @@ const maxReplayTimeouts = 6
 // missing.
 //
 // An unreachable replay endpoint must not block live messages for long. Therefore a connection must come about within a
-// second, and after a failure the next replay waits; it then asks for everything that was lost meanwhile. If an answer
+// second, and after a failure the next replay waits; it then asks for everything that was lost meanwhile. If a response
 // stops in the middle, runReplay asks again from there, as long as that brings messages.
 //
-// Protocol: a DEALER sends ["", first number]; the answer is a message for each past one at or after it,
+// Protocol: a DEALER sends ["", first number]; the response is a message for each past one at or after it,
 // ["", number, payload] or ["", topic, number, payload] (vLLM from 0.26), and at the end one with an empty payload.
 // Source: vllm/distributed/kv_events.py.
 func (s *Subscription) runReplay() {
@@ -111,9 +111,9 @@ func (s *Subscription) freeReplayDebt() time.Duration {
 }
 
 // replayOnce runs one exchange. again says that another must follow, because the publisher turned out to be in a new
-// epoch, or because the answer stopped after it brought messages.
+// epoch, or because the response stopped after it brought messages.
 func (s *Subscription) replayOnce(deadline time.Time) (outcome Replay, messages int, again bool) {
-	// Each exchange has its own socket, so that a late answer to one is not taken for an answer to the next.
+	// Each exchange has its own socket, so that a late response to one is not taken for a response to the next.
 	patience := time.NewTimer(min(s.hub.timing.replayConnect, time.Until(deadline)))
 	defer patience.Stop()
 	src, err := s.connectReplay(patience)

@@ -30,7 +30,7 @@ func TestReplayOnConnectAndOnGap(t *testing.T) {
 			}
 			r.want(t, want...)
 
-			// 3 to 5 are lost. The replay asks from the last one delivered, 2, and its answer already has 7.
+			// 3 to 5 are lost. The replay asks from the last one delivered, 2, and its response already has 7.
 			sent.Store(8)
 			for _, seq := range []uint64{6, 7, 8} {
 				p.send("live", seq, fmt.Sprintf("p%d", seq))
@@ -135,7 +135,7 @@ func TestReplayComesLater(t *testing.T) {
 	}
 }
 
-// A publisher whose socket is full drops the next messages of its answer, even the end.
+// A publisher whose socket is full drops the next messages of its response, even the end.
 func TestReplayInPieces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")

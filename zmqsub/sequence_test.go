@@ -10,7 +10,7 @@ import (
 type reader struct {
 	sequence sequence
 	sent     int
-	buffer   func() []message // what the publisher can replay; nil: its answer has no end
+	buffer   func() []message // what the publisher can replay; nil: its response has no end
 	skip     bool             // replays are put off
 	reports  []string
 	messages []message // delivered; number -1 stands for a report of gap or restart

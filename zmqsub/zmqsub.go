@@ -125,7 +125,7 @@ type timing struct {
 	// A connection ends on which nothing came for heartbeatTimeout: the peer may be gone without closing it.
 	heartbeat, heartbeatTimeout time.Duration
 
-	// replayConnect is how long a replay socket may take to connect; replayIdle how long the next message of an answer
+	// replayConnect is how long a replay socket may take to connect; replayIdle how long the next message of a response
 	// may take; replayPause how long zmqsub waits after the first failure.
 	replayConnect, replayIdle, replayPause time.Duration
 

@@ -79,7 +79,7 @@ func (r *running) dial(port int, options ...grpc.DialOption) *grpc.ClientConn {
 	return conn
 }
 
-// sendCompletion sends a request with a body on a stream of its own, and returns kvepp's answer: "200", or the status
+// sendCompletion sends a request with a body on a stream of its own, and returns kvepp's response: "200", or the status
 // of its own response. The request stays active until ctx ends.
 func sendCompletion(ctx context.Context, conn *grpc.ClientConn, body []byte) (status string, err error) {
 	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
@@ -113,7 +113,7 @@ func sendCompletion(ctx context.Context, conn *grpc.ClientConn, body []byte) (st
 	}
 }
 
-// crowd has n requests routed whose answers do not come, and returns how many were answered with each status, and the
+// crowd has n requests routed whose responses do not come, and returns how many were answered with each status, and the
 // function that ends them. body returns the i-th body.
 func (r *running) crowd(n int, body func(i int) []byte) (statuses map[string]int, end func()) {
 	r.t.Helper()
@@ -140,7 +140,7 @@ func (r *running) crowd(n int, body func(i int) []byte) (statuses map[string]int
 	return statuses, cancel
 }
 
-// TestMemoryOfRunningRequests: completions of many short prompts whose answers do not come take no more memory than
+// TestMemoryOfRunningRequests: completions of many short prompts whose responses do not come take no more memory than
 // the budget. They are routed all the same, and a second burst takes no more than the first.
 func TestMemoryOfRunningRequests(t *testing.T) {
 	requests := 700 * *attackScale

@@ -15,7 +15,7 @@ import (
 	"kvepp/serve/admin"
 )
 
-// TestExplainCommand: the command shows the decision that the request then gets, and its answers to bad bodies.
+// TestExplainCommand: the command shows the decision that the request then gets, and its responses to bad bodies.
 func TestExplainCommand(t *testing.T) {
 	s := serveHere(t, threeWorkers, "--router-session-affinity-ttl-secs=600")
 	s.store("w1", tokenIDs(1, 40))

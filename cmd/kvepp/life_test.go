@@ -163,7 +163,8 @@ type request struct {
 	status   int
 }
 
-// startRequest sends a request without a body and returns it with the answer of kvepp. It stays active until complete.
+// startRequest sends a request without a body and returns it with the response of kvepp. It stays active until
+// complete.
 func (r *running) startRequest(ctx context.Context) (*request, error) {
 	stream, err := extprocv3.NewExternalProcessorClient(r.processor).Process(ctx)
 	if err != nil {

@@ -133,13 +133,13 @@ func (s *served) route(req *router.Request) *router.Route {
 	return r
 }
 
-// answer ends a request with what the engine reports.
+// response ends a request with what the engine reports.
 func response(r *router.Route, prompt, cached int) {
 	r.Free()
 	r.Ended(router.Response{Status: "200", Complete: true, PromptTokens: prompt, CachedTokens: cached, Tokens: 8})
 }
 
-// get decodes an answer of the admin API.
+// get decodes a response of the admin API.
 func (s *served) get(path string, v any) {
 	s.t.Helper()
 	resp, err := s.web.Client().Get(s.web.URL + path)

@@ -345,7 +345,7 @@ func (s *server) decide(ctx context.Context) {
 	}
 }
 
-// adminHandler answers requests at --admin-address.
+// adminHandler handles requests at --admin-address.
 func (s *server) adminHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.reader.Handle(mux)
@@ -369,7 +369,7 @@ func (s *server) adminHandler() http.Handler {
 	return web.NewGuard(s.adminToken.Text).Protect(mux, listen.Guarded(mux, s.adminToken))
 }
 
-// metricsHandler answers requests for metrics.
+// metricsHandler handles requests for metrics.
 func (s *server) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", listen.MetricsPage(s.m))

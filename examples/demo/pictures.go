@@ -88,7 +88,7 @@ const until = `const until = async f => {
 	for (let v; ; await new Promise(r => setTimeout(r, 100))) if (v = f()) return v;
 };`
 
-// seeRate waits for the rate, which needs two answers of the API.
+// seeRate waits for the rate, which needs two responses of the API.
 const seeRate = `until(() => /\d/.test(document.querySelector("#t-rate")?.textContent))`
 
 // openRequest opens the request whose candidates had the most running requests, of those whose cached tokens several

@@ -13,7 +13,7 @@ type faults struct{ mode atomic.Value }
 const (
 	errors503   = "503"   // all requests except this one are answered 503
 	errors500   = "500"   // only API requests are answered 500, not health checks and metrics
-	resetsAfter = "reset" // API answers break off after their headers
+	resetsAfter = "reset" // API responses break off after their headers
 )
 
 // around returns a handler that fails in the current mode, and otherwise calls next.

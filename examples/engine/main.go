@@ -108,7 +108,7 @@ func (e *engine) generate(w http.ResponseWriter, r *http.Request) {
 	if !e.withoutUsage {
 		usage["prompt_tokens_details"] = map[string]int{"cached_tokens": cached}
 	}
-	// said returns a choice with so much text, under its key in a chat's answer (message) or chunk (delta).
+	// said returns a choice with so much text, under its key in a chat's response (message) or chunk (delta).
 	said := func(chat, text, finish string) map[string]any {
 		choice := map[string]any{"index": 0, "text": text}
 		if request.API == body.ChatCompletions {
@@ -210,7 +210,7 @@ func (e *engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer writes JSON.
+// respond writes JSON.
 func respond(w http.ResponseWriter, value any) {
 	w.Header().Set("content-type", "application/json")
 	json.NewEncoder(w).Encode(value)

@@ -33,7 +33,7 @@ type Request struct {
 	Upstream func(routed *Routed) Response
 }
 
-// Response is an upstream's answer.
+// Response is an upstream's response.
 type Response struct {
 	Header map[string]string // ":status" included
 	Body   [][]byte          // in the pieces in which it arrives

@@ -1,6 +1,6 @@
 // Package connlimit bounds the open connections of a listener, so that one client with many connections cannot exhaust
 // the process's file descriptors or the listener. At the limit a new connection replaces one whose client keeps the
-// server waiting: for its first request, for the rest of a body, or to take an answer. Or it replaces one that is idle
+// server waiting: for its first request, for the rest of a body, or to take a response. Or it replaces one that is idle
 // between two requests, if these are more. In both cases it is the one that waits longest. If every connection has a
 // request that kvepp works on, the new one is closed. Limit does the same for the requests of one handler, and Serve
 // bounds the streams of gRPC methods and their messages.
@@ -155,7 +155,7 @@ type Conn struct {
 
 const (
 	// LeastWait is how long a client must have kept the server waiting in a request to be replaced. A client that reads
-	// takes an answer at once.
+	// takes a response at once.
 	LeastWait   = 5 * time.Millisecond
 	placeWithin = 5 * time.Second // a scrape of Prometheus takes at most 10 s by default
 )

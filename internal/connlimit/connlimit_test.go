@@ -197,7 +197,7 @@ func TestShare(t *testing.T) {
 }
 
 // slow are clients that keep a request's handler waiting: they send no more of a body, or a byte now and then, or do
-// not read the answer, or a little of it. at begins the path.
+// not read the response, or a little of it. at begins the path.
 var slow = map[string]func(c net.Conn, at string){
 	"a body that stops": func(c net.Conn, at string) {
 		fmt.Fprintf(c, "POST %s/body HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome", at)

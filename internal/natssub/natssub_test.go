@@ -192,7 +192,7 @@ func TestBounded(t *testing.T) {
 	for range sent {
 		s.send(asked, bytes.Repeat([]byte{'m'}, each))
 	}
-	if err := c.conn.FlushTimeout(time.Minute); err != nil { // the server's answer follows the messages
+	if err := c.conn.FlushTimeout(time.Minute); err != nil { // the server's response follows the messages
 		t.Fatal(err)
 	}
 	lost, err := sub.subscription.Dropped()

@@ -19,8 +19,8 @@ const (
 	ok          outcome = iota
 	noMetrics           // a page without any metric that kvepp knows
 	refused             // a status other than 200
-	timedOut            // no answer in time
-	unreachable         // no answer, or an incomplete one
+	timedOut            // no response in time
+	unreachable         // no response, or an incomplete one
 	tooLarge
 	malformed  // an invalid message on the event plane
 	sharedPage // not read: several workers have this page and rank
@@ -82,7 +82,7 @@ func (g *Gauges) fetch(ctx context.Context, url string) ([]rankValues, outcome, 
 	return slices.Clone(ranks), ok, nil
 }
 
-// outcomeOfFailure returns the outcome of a read without a complete answer.
+// outcomeOfFailure returns the outcome of a read without a complete response.
 func outcomeOfFailure(ctx context.Context) outcome {
 	if ctx.Err() != nil {
 		return timedOut

@@ -56,7 +56,7 @@ type Config struct {
 	// makes all calls, in order, without a lock; Health must return soon. A call for a worker may come after its first
 	// WorkerLeft, never after the second. nil: no calls, and failed pages are read with exponential backoff.
 	Health func(w kvblock.Worker, s PageState)
-	// SilentAfter is the time without an answer after which a page that answered before is PageSilent. 0: 5 seconds.
+	// SilentAfter is the time without a response after which a page that answered before is PageSilent. 0: 5 seconds.
 	SilentAfter time.Duration
 }
 
@@ -427,7 +427,7 @@ func (g *Gauges) nextRead(t *target, now time.Time) time.Time {
 	if g.cfg.Health == nil || !h.responded && h.state != PageRefused {
 		return now.Add(g.readDelay(t.failed))
 	}
-	// No backoff, so that the state stays recent. The interval includes the time of a read without an answer.
+	// No backoff, so that the state stays recent. The interval includes the time of a read without a response.
 	next := now.Add(g.readDelay(0))
 	if !h.silentSince.IsZero() {
 		next = later(now, t.began.Add(g.readDelay(0)))

@@ -17,7 +17,7 @@ import (
 type PageState uint8
 
 const (
-	// PageUnknown: no read of the page has ended with an answer or a refusal yet. Config.Health never receives it.
+	// PageUnknown: no read of the page has ended with a response or a refusal yet. Config.Health never receives it.
 	PageUnknown PageState = iota
 	// PageResponds: the server answered the last read, with any status and content.
 	PageResponds
@@ -57,7 +57,7 @@ const (
 type pageHealth struct {
 	state       PageState // never PageRefusedElsewhere, which depends on the worker
 	responded   bool      // at least once
-	silentSince time.Time // start of the first read without an answer since the last answer; zero: none
+	silentSince time.Time // start of the first read without a response since the last response; zero: none
 	reported    bool      // Config.Health has the result of the latest read
 	lastBegan   time.Time // when the latest read began
 	reread      time.Duration
@@ -71,7 +71,7 @@ func (h *pageHealth) began(now time.Time) {
 	}
 }
 
-// ended records the result of a read that began at the given time. PageUnknown means neither an answer nor a refusal.
+// ended records the result of a read that began at the given time. PageUnknown means neither a response nor a refusal.
 func (h *pageHealth) ended(result PageState, began time.Time) {
 	switch result {
 	case PageUnknown:

@@ -77,7 +77,7 @@ func (e *engines) refuse(host string) {
 	}
 }
 
-// hang makes the server at a host accept requests without an answer from now on. When release is closed, it answers
+// hang makes the server at a host accept requests without a response from now on. When release is closed, it answers
 // the waiting requests.
 func (e *engines) hang(host string, release <-chan struct{}) {
 	e.mu.Lock()
@@ -100,8 +100,8 @@ func waitForRead(e *engines, host string) time.Time {
 	return e.times(host)[len(e.times(host))-1]
 }
 
-// TestSilentPage: a page that answered before becomes silent SilentAfter after the start of the first read without an
-// answer, for any interval and timeout. It answers again when the engine continues.
+// TestSilentPage: a page that answered before becomes silent SilentAfter after the start of the first read without a
+// response, for any interval and timeout. It answers again when the engine continues.
 func TestSilentPage(t *testing.T) {
 	for _, c := range []struct{ interval, silentAfter, want time.Duration }{
 		{5 * time.Second, 0, 5 * time.Second},
@@ -147,8 +147,8 @@ func TestSilentPage(t *testing.T) {
 	}
 }
 
-// TestStoppedEngineGoesOn: when a stopped engine continues while a read waits for its answer, it answers that read, and
-// the page's state changes at that moment.
+// TestStoppedEngineGoesOn: when a stopped engine continues while a read waits for its response, it answers that read,
+// and the page's state changes at that moment.
 func TestStoppedEngineGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var states pageStates
@@ -166,7 +166,7 @@ func TestStoppedEngineGoesOn(t *testing.T) {
 	})
 }
 
-// TestResponsesOfAnyKind: an HTTP error is an answer, and such pages are read in every interval. A page that never
+// TestResponsesOfAnyKind: an HTTP error is a response, and such pages are read in every interval. A page that never
 // answered is read with backoff, and never becomes silent.
 func TestResponsesOfAnyKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

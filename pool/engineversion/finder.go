@@ -1,7 +1,7 @@
 // Package engineversion asks engines which version they are.
 //
 // It owns the requests to the engines and what they answered last. It knows no rules of any version and never changes
-// a pool: its user reads the answers when the function given to New is called.
+// a pool: its user reads the responses when the function given to New is called.
 //
 // Concurrency: a Finder's methods may be called from any goroutine.
 package engineversion
@@ -22,20 +22,20 @@ import (
 	"kvepp/internal/useragent"
 )
 
-// Answer is what a server says of its engine.
+// Response is what a server says of its engine.
 type Response struct {
 	Version string // as the engine prints it; empty: not known
-	// Several says that the answers alternate between versions, so that the address stands for several engines.
+	// Several says that the responses alternate between versions, so that the address stands for several engines.
 	Several bool
 }
 
 const (
-	// interval is how long an answer is good. A server without an answer is asked again after retry.
+	// interval is how long a response is good. A server without a response is asked again after retry.
 	interval = time.Minute
 	retry    = 10 * time.Second
 	// timeout bounds one request.
 	timeout = 5 * time.Second
-	// maxBytes bounds an answer. SGLang's lists all its arguments, some kilobytes for each rank.
+	// maxBytes bounds a response. SGLang's lists all its arguments, some kilobytes for each rank.
 	maxBytes = 4 << 20
 	// maxVersionBytes bounds a version.
 	maxVersionBytes = 64
@@ -82,13 +82,13 @@ type Finder struct {
 	servers map[string]*server // by URL; those of Want
 }
 
-// New returns a Finder that asks at paths. It calls changed, never under a lock, after an answer has changed.
+// New returns a Finder that asks at paths. It calls changed, never under a lock, after a response has changed.
 func New(paths []string, client *http.Client, changed func()) *Finder {
 	return &Finder{paths: paths, client: client, changed: changed, wake: make(chan struct{}, 1),
 		servers: map[string]*server{}}
 }
 
-// Want sets the servers to ask, as URLs such as http://10.0.0.7:8000. Answers of those that stay are kept.
+// Want sets the servers to ask, as URLs such as http://10.0.0.7:8000. Responses of those that stay are kept.
 func (f *Finder) Want(urls []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +107,7 @@ func (f *Finder) Want(urls []string) {
 	}
 }
 
-// Of returns the latest answer of a server; the zero Answer if there is none.
+// Of returns the latest response of a server; the zero Response if there is none.
 func (f *Finder) Of(url string) Response {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,8 +181,8 @@ func (f *Finder) round(ctx context.Context) time.Duration {
 	return max(next, time.Millisecond)
 }
 
-// learn keeps the result of asking a server, and returns whether its answer changed. A failure keeps the last version:
-// an engine that restarts is usually the same one.
+// learn keeps the result of asking a server, and returns whether its response changed. A failure keeps the last
+// version: an engine that restarts is usually the same one.
 func (f *Finder) learn(url, version string, err error, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -207,7 +207,7 @@ func (f *Finder) learn(url, version string, err error, now time.Time) bool {
 	return s.response != before
 }
 
-// statusError is an answer without a version: the server is there, and does not tell it.
+// statusError is a response without a version: the server is there, and does not tell it.
 type statusError string
 
 func (e statusError) Error() string { return string(e) }

@@ -98,7 +98,7 @@ func TestFinder(t *testing.T) {
 	})
 }
 
-// TestSeveral: an address whose answers alternate stands for several engines; a rollout with its rollback does not.
+// TestSeveral: an address whose responses alternate stands for several engines; a rollout with its rollback does not.
 func TestSeveral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngines()

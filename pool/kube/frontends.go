@@ -15,7 +15,7 @@ import (
 
 // frontends is the state of the queries of Dynamo's frontends.
 type frontends struct {
-	wakeup         chan struct{} // has a token while a Pod waits for an answer
+	wakeup         chan struct{} // has a token while a Pod waits for a response
 	loggedOtherIDs bool          // it is logged that ids are not hashes of Pod names
 }
 
@@ -35,7 +35,7 @@ type frontendResponse struct {
 	model  string               // the frontend's only model; empty: not known
 	served dynamo.FrontendModel // of that model
 
-	waitingSince time.Time // when the Pod began to wait for an answer
+	waitingSince time.Time // when the Pod began to wait for a response
 	waitEnded    bool      // kvepp waits no longer, and uses the hash of the Pod's name as id
 }
 
@@ -77,7 +77,7 @@ func (s *Source) startWait(k *knownPod) frontendResponse {
 	return k.response
 }
 
-// askFrontends asks frontends until ctx ends. Most frontends know all workers of their namespace, so that one answer
+// askFrontends asks frontends until ctx ends. Most frontends know all workers of their namespace, so that one response
 // identifies the workers of many Pods. If discovery is files in each Pod, a frontend knows only the workers of its Pod,
 // and kvepp must ask all.
 func (s *Source) askFrontends(ctx context.Context) {

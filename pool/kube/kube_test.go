@@ -611,8 +611,8 @@ func testFrontendsOfTheirOwnPodsAlone(t *testing.T) {
 	}
 }
 
-// TestAnotherPodOfTheName: a frontend's answer about a Pod's worker does not count for a new Pod of the same name that
-// was created while the watch was broken.
+// TestAnotherPodOfTheName: a frontend's response about a Pod's worker does not count for a new Pod of the same name
+// that was created while the watch was broken.
 func TestAnotherPodOfTheName(t *testing.T) { synctest.Test(t, testAnotherPodOfTheName) }
 
 func testAnotherPodOfTheName(t *testing.T) {

@@ -274,7 +274,7 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 		in := &found[i].Instance
 		e, name := of, p.Name
 		if in.Path != "" {
-			if found[i].name != "" { // a frontend's answer is not a model card
+			if found[i].name != "" { // a frontend's response is not a model card
 				instances = append(instances, *in)
 			}
 			e = dynamo.Complete(e, in)

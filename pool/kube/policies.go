@@ -220,8 +220,8 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 	}
 }
 
-// inForce reports whether the cluster has the kind, by the last answer of the API server. Known objects count while the
-// kind seems to be absent: a starting API server does not serve all CRDs yet, which looks the same.
+// inForce reports whether the cluster has the kind, by the last response of the API server. Known objects count while
+// the kind seems to be absent: a starting API server does not serve all CRDs yet, which looks the same.
 func (k *policyKind) inForce() bool {
 	if k.exists() {
 		return true

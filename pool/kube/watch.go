@@ -38,7 +38,7 @@ type Kind struct {
 	changed  func() // called when the result of exists changes; may be nil
 	mu       sync.Mutex
 	health   Health
-	readable bool          // the API server's last answer let kvepp read it
+	readable bool          // the API server's last response let kvepp read it
 	tried    chan struct{} // closed when the first list arrived or failed
 }
 
@@ -53,8 +53,8 @@ func (k *Kind) Health() Health {
 	return k.health
 }
 
-// exists reports whether the cluster has the kind and lets kvepp read it. While the API server is away, its last answer
-// counts.
+// exists reports whether the cluster has the kind and lets kvepp read it. While the API server is away, its last
+// response counts.
 func (k *Kind) exists() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -24,7 +24,7 @@ type Hints struct {
 	StrictPriority uint32
 	// LatencySensitivity is agent_hints.latency_sensitivity, which is used if Priority is absent. 0: absent.
 	LatencySensitivity float64
-	// ExpectedOutputTokens is agent_hints.osl: the expected length of the answer, in tokens. 0: absent.
+	// ExpectedOutputTokens is agent_hints.osl: the expected length of the response, in tokens. 0: absent.
 	ExpectedOutputTokens int
 	// PolicyClass is the header x-dynamo-meta-policy-class: a policy class of the queue, or a family of classes.
 	PolicyClass string

@@ -76,11 +76,11 @@ type Request struct {
 	// MaxTokens is the first given of max_completion_tokens, max_tokens and max_output_tokens: the most tokens to
 	// generate. 0: absent.
 	MaxTokens int
-	// PreviousResponse is previous_response_id, and Stores says that the engine may store its answer: of the Responses
-	// API alone.
+	// PreviousResponse is previous_response_id, and Stores says that the engine may store its response: of the
+	// Responses API alone.
 	PreviousResponse string
 	Stores           bool
-	choices          int // answers to each prompt that it asks for
+	choices          int // responses to each prompt that it asks for
 	// CacheSalt is nvext.cache_salt, else cache_salt. Requests with different salts share no cache. Empty: none.
 	CacheSalt string
 	// HasMedia says that the prompt is not only text (it has an image, audio, video, file or embedding), so that only
@@ -156,7 +156,7 @@ type Prompt struct {
 //
 // It returns ErrUnknownAPI for an unknown path before it reads the body, and *Error for a body that is not a valid
 // request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should
-// see the engine's own answer. The body must not be modified while the Request is in use.
+// see the engine's own response. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) { return Parser{}.Parse(path, body) }
 
 // Parser says how to read request bodies. The zero value reads strict JSON.
@@ -268,7 +268,7 @@ func apiOfPath(path string) API {
 	return 0
 }
 
-// MostTokens returns the most tokens that all answers to the request can have together; 0: no limit. The tools of an
+// MostTokens returns the most tokens that all responses to the request can have together; 0: no limit. The tools of an
 // engine may have it generate several times for one request of the Responses API, which then has none.
 func (r *Request) MostTokens() int {
 	if r.API == Responses {
@@ -465,7 +465,7 @@ func promptTokens(param string, list *jinja.TokenIDs) ([]uint32, error) {
 	return list.IDs, nil
 }
 
-// Echo reports whether the request asks for its prompt in the answer; of a chat, for its last message.
+// Echo reports whether the request asks for its prompt in the response; of a chat, for its last message.
 func (r *Request) Echo() bool {
 	echo := optionalBool(r.Body, "echo")
 	return echo != nil && *echo

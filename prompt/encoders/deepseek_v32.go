@@ -139,7 +139,7 @@ func encodeDS32(ctx context.Context, chat *Chat, messages []dsMessage, thinking 
 // message before this one that is not a tool's; -1 if there is none.
 func (p *prompt) ds32Message(messages []dsMessage, at, last, asker int, thinking bool) {
 	m := &messages[at]
-	opening := dsThinkEnd // what begins the answer to a message
+	opening := dsThinkEnd // what begins the response to a message
 	switch m.role {
 	case "system":
 		p.add(m.content)

@@ -46,7 +46,7 @@ var (
 // dsRules are the differences between the encoders of V4.
 type dsRules struct {
 	markup dsMarkup
-	// beginAfterSystem says that a last system message, or one before an assistant's, begins an answer.
+	// beginAfterSystem says that a last system message, or one before an assistant's, begins a response.
 	beginAfterSystem bool
 }
 
@@ -318,7 +318,7 @@ func dsDrop(turns []dsTurn, last int) []dsTurn {
 	return kept
 }
 
-// dsTurn writes the turn at a position, without what begins the answer to it.
+// dsTurn writes the turn at a position, without what begins the response to it.
 func (p *prompt) dsTurn(c *dsChat, at int) {
 	t := &c.turns[at]
 	switch t.role {
@@ -371,7 +371,7 @@ func (p *prompt) dsTurn(c *dsChat, at int) {
 	}
 }
 
-// dsTransition writes what begins the answer to the turn at a position, if the assistant comes next.
+// dsTransition writes what begins the response to the turn at a position, if the assistant comes next.
 func (p *prompt) dsTransition(c *dsChat, at int) {
 	t, isLast := &c.turns[at], at == len(c.turns)-1
 	if !isLast && c.turns[at+1].role != "assistant" && c.turns[at+1].role != "latest_reminder" {

@@ -417,7 +417,7 @@ type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
 
-// get requests an address and passes the answer to read. It retries temporary failures until ctx ends.
+// get requests an address and passes the response to read. It retries temporary failures until ctx ends.
 func (h *hub) get(ctx context.Context, address string, read func(*http.Response) error) error {
 	for pause := h.pause; ; pause = min(2*pause, time.Minute) {
 		err := h.try(ctx, address, read)

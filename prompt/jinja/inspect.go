@@ -6,8 +6,8 @@ import (
 )
 
 // Engines inspect a template without rendering it, to decide whether it reads a message's content as a list of parts.
-// They search the template's nodes. A macro or a variable between can hide the answer from them; this file gives the
-// same wrong answer then.
+// They search the template's nodes. A macro or a variable between can hide the response from them; this file gives the
+// same wrong response then.
 
 // LoopsOverContent reports whether a loop runs over the content of an item of messages. It follows assignments,
 // filters, slices and macro parameters, and namespaces if asked to; without them it gives up at messages in a

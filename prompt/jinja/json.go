@@ -164,7 +164,8 @@ type jsonParser struct {
 	// open is the stack of the unfinished objects and lists, innermost last: their keys and values, and items. Of a
 	// long list it holds only the latest items.
 	open []any
-	// ask is JSONReader.Field. field is its answer for the outermost field being read, and parent is that field's key.
+	// ask is JSONReader.Field. field is its response for the outermost field being read, and parent is that field's
+	// key.
 	ask    func(parent, key string) JSONField
 	field  JSONField
 	parent string

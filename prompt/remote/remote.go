@@ -40,9 +40,9 @@ const (
 	// the engine rejects the request; it will reject it again when it serves it
 	Refused     Outcome = "refused"
 	Unsupported Outcome = "unsupported" // no endpoint of the engine returns the ids of such a request
-	// no connection, an answer that cannot be read, or a status that blames the server
+	// no connection, a response that cannot be read, or a status that blames the server
 	Failed   Outcome = "error"
-	TimedOut Outcome = "timeout"  // no answer within Config.Timeout
+	TimedOut Outcome = "timeout"  // no response within Config.Timeout
 	Busy     Outcome = "busy"     // Concurrency calls were running, and none ended within Config.Timeout
 	Open     Outcome = "open"     // no request was sent: the breaker is open
 	Canceled Outcome = "canceled" // the client closed the connection
@@ -102,7 +102,7 @@ type Config struct {
 // Concurrency is the number of calls to a server that run at the same time. Further requests wait for a free slot.
 const Concurrency = 32
 
-// Bounds of requests and answers. An answer's bound follows from the body's size: a prompt has fewer tokens than its
+// Bounds of requests and responses. A response's bound follows from the body's size: a prompt has fewer tokens than its
 // body has bytes, an id takes at most 11 bytes, and a render endpoint repeats the tools.
 const (
 	maxBodyBytes         = 8 << 20 // about two million tokens of English
@@ -169,7 +169,7 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 				MaxConnsPerHost:     Concurrency,
 				MaxIdleConnsPerHost: Concurrency,
 				IdleConnTimeout:     idle,
-				DisableCompression:  true, // so that the bound of an answer also bounds memory
+				DisableCompression:  true, // so that the bound of a response also bounds memory
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
@@ -254,13 +254,13 @@ func (c *Client) report(err error, probe bool) {
 	}
 }
 
-// answer is a server's response.
+// response is a server's response.
 type response struct {
 	status int
 	body   []byte
 }
 
-// message returns the error text of an answer whose status is not 200.
+// message returns the error text of a response whose status is not 200.
 func (a *response) message() string {
 	var decoded struct {
 		Error struct {
@@ -300,7 +300,7 @@ func (a *response) err(path string) error {
 	return e
 }
 
-// call posts body to path, or gets path if body is nil, and reads the answer.
+// call posts body to path, or gets path if body is nil, and reads the response.
 func (c *Client) call(ctx context.Context, path string, body []byte) (*response, error) {
 	method := http.MethodGet
 	if body != nil {
@@ -339,7 +339,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*response,
 	return a, nil
 }
 
-// broken returns the error for an incomplete answer.
+// broken returns the error for an incomplete response.
 func (c *Client) broken(ctx context.Context, path string, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fail(TimedOut, "%s: no answer within %v", path, c.cfg.Timeout)
@@ -347,7 +347,7 @@ func (c *Client) broken(ctx context.Context, path string, err error) error {
 	return fail(Failed, "%s: %w", path, err)
 }
 
-// read decodes an answer with ids.
+// read decodes a response with ids.
 func read[T any](path string, a *response) (T, error) {
 	var v T
 	if err := a.err(path); err != nil {

@@ -58,7 +58,7 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// answer sets the answer for a path.
+// response sets the response for a path.
 func (e *engine) response(path string, status int, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -121,7 +121,7 @@ func (c *clientOf) ask(ctx context.Context, path, payload string) ([][]kvblock.T
 	return c.Tokenize(ctx, request, []byte(payload))
 }
 
-// A render endpoint's answer for a chat, as vLLM 0.33.0 writes it: GenerateRequest.
+// A render endpoint's response for a chat, as vLLM 0.33.0 writes it: GenerateRequest.
 const renderedChat = `{"request_id":"chatcmpl-1","token_ids":[151644,8948,198],"features":null,` +
 	`"sampling_params":{"n":1,"temperature":0.7},` +
 	`"model":"m","reasoning_ended":null,"stream":false,"stream_options":null,"cache_salt":null,"priority":0,` +
@@ -268,7 +268,7 @@ func TestAnOlderVLLM(t *testing.T) {
 	if asked := e.wasAsked(); len(asked) != 3 {
 		t.Errorf("asked: %q", asked)
 	}
-	// An answer about an unknown model does not show that the endpoints are missing.
+	// A response about an unknown model does not show that the endpoints are missing.
 	other := newEngine(t)
 	other.response("/v1/completions/render", 404, notFound)
 	other.response("/tokenize", 404, notFound)
@@ -369,7 +369,7 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// TestBadResponses: an answer that cannot be used is an error that quotes it, never ids.
+// TestBadResponses: a response that cannot be used is an error that quotes it, never ids.
 func TestBadResponses(t *testing.T) {
 	huge := `[{"token_ids":[` + strings.Repeat("1,", minResponseBytes) + `1]}]`
 	for _, c2 := range []struct {
@@ -442,7 +442,7 @@ func TestAPIKey(t *testing.T) {
 	}
 }
 
-// TestBounds: neither a request nor an answer exceeds its bound.
+// TestBounds: neither a request nor a response exceeds its bound.
 func TestBounds(t *testing.T) {
 	e := newEngine(t)
 	c := newClient(t, e.URL, prompt.VLLM, time.Minute)
@@ -533,7 +533,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestSlowResponse: a call ends at its timeout in the middle of an answer.
+// TestSlowResponse: a call ends at its timeout in the middle of a response.
 func TestSlowResponse(t *testing.T) {
 	over := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

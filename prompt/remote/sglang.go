@@ -51,7 +51,7 @@ func (c *Client) sglangCompletion(ctx context.Context, request *body.Request) ([
 	return tokenizedAll(a, len(request.Prompts))
 }
 
-// tokenizedAll reads /tokenize's answer for n prompts.
+// tokenizedAll reads /tokenize's response for n prompts.
 func tokenizedAll(a *response, n int) ([][]kvblock.Token, error) {
 	decoded, err := read[struct {
 		Count  []int

@@ -78,7 +78,7 @@ func (c *Client) learnWithoutRender(a *response) {
 	}
 }
 
-// vllmRendered reads a render endpoint's answer: the body that vLLM's /generate takes. The ids are one of its fields.
+// vllmRendered reads a render endpoint's response: the body that vLLM's /generate takes. The ids are one of its fields.
 func vllmRendered(request *body.Request, path string, a *response) ([][]kvblock.Token, error) {
 	type generate struct {
 		TokenIDs []kvblock.Token `json:"token_ids"`
@@ -142,7 +142,7 @@ func (c *Client) vllmTokenize(ctx context.Context, request *body.Request, payloa
 	return ids, nil
 }
 
-// tokenized reads /tokenize's answer for one prompt, which has the same form on both engines. An answer without ids
+// tokenized reads /tokenize's response for one prompt, which has the same form on both engines. A response without ids
 // means an empty prompt or a server without a tokenizer.
 func tokenized(a *response) ([]kvblock.Token, error) {
 	decoded, err := read[struct {

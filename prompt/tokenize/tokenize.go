@@ -95,7 +95,7 @@ func (c *Config) Validate(args []string) (err error) {
 }
 
 // Run answers the whole input. It reports whether nothing failed, and says on stderr what did, except for lines of
-// --jsonl, whose answers say so.
+// --jsonl, whose responses say so.
 func (c *Config) Run(options prompt.Options, stdin io.Reader, stdout, stderr io.Writer) bool {
 	model, err := prompt.Load(c.modelPath, options)
 	if err != nil {
@@ -130,7 +130,7 @@ func (c *Config) lines(out *bufio.Writer, model *prompt.Model, stdin io.Reader) 
 					return false, err
 				}
 			}
-			// The program that writes the lines may wait for each answer before it writes the next line.
+			// The program that writes the lines may wait for each response before it writes the next line.
 			if err := out.Flush(); err != nil {
 				return false, err
 			}
@@ -150,7 +150,7 @@ var apiPaths = map[string]string{
 	"messages": "/v1/messages",
 }
 
-// tokenized is one prompt's answer.
+// tokenized is one prompt's response.
 type tokenized struct {
 	Prompt         string                 `json:"prompt"`
 	TokenIDs       []kvblock.Token        `json:"token_ids"`
@@ -159,7 +159,7 @@ type tokenized struct {
 	SequenceHashes []kvblock.SequenceHash `json:"sequence_hashes,omitzero"`
 }
 
-// answer writes the answer to one input, as one line.
+// respond writes the response to one input, as one line.
 func (c *Config) respond(out io.Writer, model *prompt.Model, input []byte) error {
 	if c.text {
 		text := string(input)

@@ -128,7 +128,7 @@ func TestTokenizeBodies(t *testing.T) {
 			t.Errorf("%v does not change the hashes: %v", salted, err)
 		}
 	}
-	// For several prompts the answer is an array. Token ids in the request are returned.
+	// For several prompts the response is an array. Token ids in the request are returned.
 	stdout, stderr, status = runTokenize(t, `{"model":"m","prompt":[[1,2,3],[4]]}`, "--model-path", tiny)
 	var batch []tokenized
 	if err := json.Unmarshal([]byte(stdout), &batch); err != nil || status != 0 || len(batch) != 2 ||
@@ -150,7 +150,7 @@ func TestTokenizeContinuesAfterABadLine(t *testing.T) {
 	}
 }
 
-// TestTokenizeRespondsToEachLine: with --jsonl an answer can be read before the next line is written.
+// TestTokenizeRespondsToEachLine: with --jsonl a response can be read before the next line is written.
 func TestTokenizeRespondsToEachLine(t *testing.T) {
 	stdin, lines := io.Pipe()
 	responses, stdout := io.Pipe()

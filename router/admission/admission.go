@@ -36,7 +36,7 @@ const DefaultMax = 65536
 // What the learned numbers are until there are samples, and their bounds.
 const (
 	enoughSamples = 20 // idle times that ended, of each kind of number
-	// defaultOutput is the length of an answer, in tokens, until one has ended.
+	// defaultOutput is the length of a response, in tokens, until one has ended.
 	defaultOutput = 100
 	// idlePauses is for how many mean pauses an idle conversation counts. Of pauses whose length is exponentially
 	// distributed, 95 % are shorter.
@@ -71,7 +71,7 @@ type Controller struct {
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
 }
 
-// conversation is the latest prompt of a conversation and its answer.
+// conversation is the latest prompt of a conversation and its response.
 type conversation struct {
 	end     kvblock.SequenceHash
 	worker  kvblock.Worker
@@ -211,7 +211,7 @@ func (t *Turn) Start(w kvblock.Worker, cached int) {
 	t.started = true
 }
 
-// End notes that the turn is over, after an answer of this many tokens; 0: not known. Only the first call counts, and
+// End notes that the turn is over, after a response of this many tokens; 0: not known. Only the first call counts, and
 // only after Start.
 func (t *Turn) End(output int) {
 	c := t.c
@@ -273,7 +273,7 @@ func (c *Controller) Stats() Stats {
 	}
 }
 
-// outputOr returns the length of an answer. If it is 0: the mean of the worker's, or of the median worker.
+// outputOr returns the length of a response. If it is 0: the mean of the worker's, or of the median worker.
 func (c *Controller) outputOr(w kvblock.Worker, tokens int) int {
 	if tokens > 0 {
 		return tokens

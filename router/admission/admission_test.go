@@ -72,7 +72,7 @@ func TestUnknownReturn(t *testing.T) {
 	if h.Stats().Return != 0 || !n.Fits(0, 1000, 1, 100) {
 		t.Error("idle conversations count although nothing is known of their return")
 	}
-	// 160 tokens of the prompt and 40 of an answer, beside 301 held, in half of 1000
+	// 160 tokens of the prompt and 40 of a response, beside 301 held, in half of 1000
 	if n.Fits(0, 1000, 1, 301) || !n.Fits(0, 1000, 1, 300) {
 		t.Error("the room is not fill * capacity - held - need")
 	}
@@ -263,11 +263,11 @@ func BenchmarkArrive(b *testing.B) {
 	}
 }
 
-// One engine's reports of endless answers change the room on no other worker, also on one without answers.
+// One engine's reports of endless responses change the room on no other worker, also on one without responses.
 func TestOneEngineTakesNoRoomElsewhere(t *testing.T) {
 	h := newHouse(t, Config{Fill: 1})
 	for c := range 40 {
-		h.turn(c, 1, kvblock.Worker(1+c%2), 0) // answers of 40 tokens
+		h.turn(c, 1, kvblock.Worker(1+c%2), 0) // responses of 40 tokens
 		lie := h.Arrive(chain(100+c, 1), 160, 0)
 		lie.Start(0, 0)
 		lie.End(1 << 30)

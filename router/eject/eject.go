@@ -12,7 +12,7 @@
 //	          failures in a row, failure share, page refused or silent
 //	in  ───────────────────────────────────────────────────────────►  ejected
 //	▲                                                                  │ the ejection time is over,
-//	│ content of an answer                                             ▼ and the metrics page does not say otherwise
+//	│ content of a response                                             ▼ and the metrics page does not say otherwise
 //	└──────────────────────────────────────────────────────────────  trial: one request
 //	                                     a failure: ejected, for twice as long
 //
@@ -45,7 +45,7 @@ const (
 )
 
 // SilentAfter is how long an endpoint may leave a read of its metrics page unanswered before it is ejected, if no byte
-// of any answer comes from it meanwhile.
+// of any response comes from it meanwhile.
 const SilentAfter = 5 * time.Second
 
 // Cause says why a request, or an endpoint, failed. It is a metric's label.
@@ -54,7 +54,7 @@ type Cause string
 // The causes. The first group are failures of requests.
 const (
 	Refused     Cause = "refused"    // no connection to the endpoint
-	Reset       Cause = "reset"      // the connection ended before the answer was complete
+	Reset       Cause = "reset"      // the connection ended before the response was complete
 	ServerError Cause = "status_5xx" // 500, 502, 503 or 504 from the engine, or from a proxy that gives no details
 	FirstByte   Cause = "first_byte" // no response headers in time
 	Timeout     Cause = "timeout"    // the proxy gave up waiting for a response
@@ -124,8 +124,8 @@ type Endpoint struct {
 	workers     []kvblock.Worker // its ranks; empty: it has left the pool
 	lastByte    atomic.Int64     // when a response last brought a byte, Unix time in nanoseconds; 0: never
 
-	consecutive int // failures since the last complete answer
-	// answers that broke off, while it is unknown whether the client or the endpoint did it
+	consecutive int // failures since the last complete response
+	// responses that broke off, while it is unknown whether the client or the endpoint did it
 	unexplained int
 	buckets     [window]bucket
 
@@ -138,11 +138,11 @@ type Endpoint struct {
 	ejections int // in a row
 	returned  time.Time
 	trial     uint64 // number of the running trial; 0: none
-	// number of the latest trial without response headers in time, whose answer may still come; 0: none
+	// number of the latest trial without response headers in time, whose response may still come; 0: none
 	overdue  uint64
 	page     enginemetrics.PageState
 	cut      bool              // its event subscription broke and has not come back
-	recheck  *time.Timer       // judges a silent page again; nil: no page was silent while answers brought bytes
+	recheck  *time.Timer       // judges a silent page again; nil: no page was silent while responses brought bytes
 	cordon   Cordon            // the operator's, set over the admin address
 	declared pool.CordonSource // the pool's
 }
@@ -342,7 +342,7 @@ func (t *Tracker) works(e *Endpoint, trial uint64) {
 	)
 }
 
-// Succeeded notes a complete answer that is no failure. trial is the number of the request's trial; 0: none.
+// Succeeded notes a complete response that is no failure. trial is the number of the request's trial; 0: none.
 func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	if e == nil {
 		return
@@ -361,13 +361,13 @@ func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	}
 }
 
-// suspect reports whether e would be ejected if all unexplained answers were failures. Then it gets no requests until
+// suspect reports whether e would be ejected if all unexplained responses were failures. Then it gets no requests until
 // they are explained. The caller holds t.mu.
 func (t *Tracker) suspect(e *Endpoint) bool {
 	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
 }
 
-// BrokenOff notes an answer that broke off. A call of Explained must follow once it is known who broke it off.
+// BrokenOff notes a response that broke off. A call of Explained must follow once it is known who broke it off.
 func (t *Tracker) BrokenOff(e *Endpoint) { t.changeUnexplained(e, 1) }
 
 // Explained ends one BrokenOff. If it was a failure, the caller has called Failed before.
@@ -558,8 +558,8 @@ func (t *Tracker) judge(e *Endpoint) {
 	}
 }
 
-// judgeAfter judges e again after a time. A page that stays silent is not reported again, so the end of the answers has
-// to be found here. The caller holds t.mu.
+// judgeAfter judges e again after a time. A page that stays silent is not reported again, so the end of the responses
+// has to be found here. The caller holds t.mu.
 func (t *Tracker) judgeAfter(e *Endpoint, after time.Duration) {
 	if e.recheck != nil {
 		e.recheck.Reset(after)

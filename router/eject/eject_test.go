@@ -142,7 +142,7 @@ func TestTrial(t *testing.T) {
 	})
 }
 
-// TestLateTrial: a trial whose answer took too long readmits the endpoint when the answer completes.
+// TestLateTrial: a trial whose response took too long readmits the endpoint when the response completes.
 func TestLateTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHouse(t, 1, nil)
@@ -229,7 +229,7 @@ func TestPages(t *testing.T) {
 		h.Subscribed(1, true)
 		h.want(1, Trial)
 
-		// A silent page does not eject while answers arrive, but as soon as they have stopped for SilentAfter.
+		// A silent page does not eject while responses arrive, but as soon as they have stopped for SilentAfter.
 		h.Of(2).Heard()
 		<-time.After(4 * time.Second)
 		h.PageRead(2, enginemetrics.PageSilent)

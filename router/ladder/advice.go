@@ -45,11 +45,11 @@ func (c Cause) Advice(byTime bool) string {
 const (
 	notable    = 0.05 // of a loss
 	unexpected = 0.1  // of delivered tokens that were not predicted
-	miscounted = 0.05 // of answers
+	miscounted = 0.05 // of responses
 )
 
 // Findings says in sentences what an operator should look at, the most important first: what makes kvepp's own numbers
-// doubtful, and then the largest loss that can be changed. miscounts is the number of answers that report another
+// doubtful, and then the largest loss that can be changed. miscounts is the number of responses that report another
 // number of prompt tokens than kvepp counts. byTime is Advice's.
 func (s *Sum) Findings(miscounts uint64, byTime bool) (all []string) {
 	prompt := float64(s.Tokens[Prompt])

@@ -61,7 +61,7 @@ const (
 	Tier                       // a candidate has them in host memory or on disk, where they count less
 	Preference                 // a preferred taint, or a trial of an endpoint, decides for another candidate
 	Random                     // the temperature, or a tie, decides for another candidate
-	NotConfirmed               // the answer does not report cached tokens
+	NotConfirmed               // the response does not report cached tokens
 	IndexWrong                 // the engine reports fewer than the index has
 	Causes                     // how many there are
 )
@@ -93,7 +93,7 @@ func (c Cause) Below() Rung {
 // Climb is one request on the ladder. The zero value is a request whose tokens are not known.
 type Climb struct {
 	Model string
-	// Tokens counts the prompt tokens of each rung. Those of Delivered are -1 if the answer does not report them.
+	// Tokens counts the prompt tokens of each rung. Those of Delivered are -1 if the response does not report them.
 	Tokens [Rungs]int
 	// Known says that the prompt's blocks are known. Otherwise Tokens[Prompt] may be an estimate, and the others are 0.
 	Known bool

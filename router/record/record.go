@@ -1,7 +1,7 @@
 // Package record writes the traffic of kvepp to a file, for `kvepp replay`: one line a request in the format
 // dynamo.request.trace.v1, with token counts, times, the worker and the hashes of the prompt's blocks.
 //
-// It never writes text of a client: no prompt, answer, request id, session or header. It never delays a request: one
+// It never writes text of a client: no prompt, response, request id, session or header. It never delays a request: one
 // goroutine writes, and requests that do not fit into its queue are dropped and counted.
 //
 // Concurrency: a Recorder is safe for concurrent use.
@@ -46,7 +46,7 @@ type Request struct {
 	BlockSize int // tokens
 	// Hashes are the sequence hashes of the full blocks of the prompt. They are not modified.
 	Hashes []kvblock.SequenceHash
-	// Prefill is the worker that computed the prompt, and Decode the one that generated the answer.
+	// Prefill is the worker that computed the prompt, and Decode the one that generated the response.
 	Prefill, Decode Worker
 }
 
@@ -60,7 +60,7 @@ type Worker struct {
 type Counts struct {
 	Written atomic.Int64
 	Dropped atomic.Int64 // the queue was full
-	Skipped atomic.Int64 // no prompt or exact hashes, no complete answer, or another block size than the file's
+	Skipped atomic.Int64 // no prompt or exact hashes, no complete response, or another block size than the file's
 	Failed  atomic.Int64 // the file could not be written, or recording had stopped because of that
 }
 

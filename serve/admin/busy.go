@@ -8,7 +8,7 @@ import (
 	"kvepp/serve/api"
 )
 
-// busyThresholds are a model's thresholds in requests and answers; null: not set.
+// busyThresholds are a model's thresholds in requests and responses; null: not set.
 type busyThresholds struct {
 	Model                   *string  `json:"model"`
 	ActiveDecodeBlocks      *float64 `json:"active_decode_blocks_threshold"`
@@ -22,7 +22,7 @@ func thresholdsOf(model string, t router.Thresholds) busyThresholds {
 
 // HandleBusyThreshold adds the requests that read and change the busy thresholds of r's models.
 //
-// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and the answers of `python -m dynamo.frontend`: 400 if the
+// Source: dynamo-llm 1.6.1, http::service::busy_threshold, and the responses of `python -m dynamo.frontend`: 400 if the
 // body is not JSON, 422 if its fields are not valid.
 func HandleBusyThreshold(mux *http.ServeMux, r *router.Router, log *slog.Logger) {
 	mux.HandleFunc("GET /busy_threshold", func(w http.ResponseWriter, _ *http.Request) {

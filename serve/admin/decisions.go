@@ -22,8 +22,8 @@ import (
 
 // HandleDecisions adds GET /debug/decisions: the latest decisions of r, newest first, with all terms of each
 // candidate's cost and what became of the request. ?n=N limits their number; queryOf lists the parameters that select
-// some. With ?follow=1 the answer is a stream of server-sent events: each decision when its request has ended, at most
-// ?rate=N a second. traceURL is the address of a trace, with TraceIDPart in place of its id; empty: there is none.
+// some. With ?follow=1 the response is a stream of server-sent events: each decision when its request has ended, at
+// most ?rate=N a second. traceURL is the address of a trace, with TraceIDPart in place of its id; empty: there is none.
 func HandleDecisions(mux *http.ServeMux, r *router.Router, traceURL string) {
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, req *http.Request) {
 		values := req.URL.Query()
@@ -161,7 +161,7 @@ func follow(
 
 // Outcome is what became of a request.
 type Outcome struct {
-	Status   string `json:"status,omitempty"` // absent: there was no answer
+	Status   string `json:"status,omitempty"` // absent: there was no response
 	Complete bool   `json:"complete"`
 	// milliseconds; absent: not known
 	TTFT         float64 `json:"time_to_first_token_ms,omitempty"`

@@ -24,7 +24,7 @@ const (
 	probeWithin  = time.Second
 )
 
-// Pick is the answer of POST /pick: the decision that a request would get now, for which nothing is booked.
+// Pick is the response of POST /pick: the decision that a request would get now, for which nothing is booked.
 type Pick struct {
 	Decision
 	// WouldWait says that the request would wait in the queue first, because all workers are busy.

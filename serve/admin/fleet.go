@@ -140,7 +140,7 @@ const (
 	HistoryInterval = 10 * time.Second
 	HistoryLength   = 60
 
-	historyWorkers = 512 // beyond so many, workers have no history: it bounds memory and answers
+	historyWorkers = 512 // beyond so many, workers have no history: it bounds memory and responses
 )
 
 // WorkerHistory has the values of the last ten minutes, the oldest first. A null is an interval without prompts.

@@ -48,8 +48,8 @@ type Loss struct {
 	Advice string `json:"advice,omitempty"` // what to do about it
 }
 
-// HandleLadder adds GET /debug/ladder. miscounts returns how many answers reported another number of prompt tokens than
-// kvepp counts. byTime: --router-policy is time already.
+// HandleLadder adds GET /debug/ladder. miscounts returns how many responses reported another number of prompt tokens
+// than kvepp counts. byTime: --router-policy is time already.
 func HandleLadder(mux *http.ServeMux, sums *ladder.Ladder, seen *ladder.Seen, miscounts func() uint64, byTime bool) {
 	mux.HandleFunc("GET /debug/ladder", func(w http.ResponseWriter, _ *http.Request) {
 		all := sums.Sums()

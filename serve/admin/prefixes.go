@@ -50,8 +50,8 @@ type PrefixWorker struct {
 
 const prefixes = 100 // nodes, unless ?n= says otherwise
 
-// HandlePrefixes adds GET /debug/prefixes. ?n=N is the number of nodes, at most router.MaxPrefixes. One answer is made
-// at a time.
+// HandlePrefixes adds GET /debug/prefixes. ?n=N is the number of nodes, at most router.MaxPrefixes. One response is
+// made at a time.
 func HandlePrefixes(mux *http.ServeMux, r *router.Router) {
 	var one sync.Mutex
 	mux.HandleFunc("GET /debug/prefixes", func(w http.ResponseWriter, req *http.Request) {

@@ -68,7 +68,7 @@ type Ejected struct {
 var cordons = map[string]eject.Cordon{"cordon": eject.NoNewRequests, "drain": eject.Draining, "uncordon": ""}
 
 // HandleWorkers adds the requests with which an operator sees endpoints and takes them out of routing: GET /workers,
-// GET /workers/NAME, and POST /workers/NAME/cordon, /drain and /uncordon. An answer to a POST is the endpoint's state
+// GET /workers/NAME, and POST /workers/NAME/cordon, /drain and /uncordon. A response to a POST is the endpoint's state
 // after it.
 func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 	mux.HandleFunc("GET /workers", func(w http.ResponseWriter, _ *http.Request) {

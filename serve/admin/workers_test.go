@@ -59,7 +59,7 @@ func newOperated(t *testing.T, endpoints ...pool.Endpoint) *operated {
 	return o
 }
 
-// ask sends a request, for example "POST /workers/a/cordon", and returns the answer's body.
+// ask sends a request, for example "POST /workers/a/cordon", and returns the response's body.
 func (o *operated) ask(request string, status int) string {
 	o.t.Helper()
 	method, path, _ := strings.Cut(request, " ")
@@ -71,7 +71,7 @@ func (o *operated) ask(request string, status int) string {
 	return w.Body.String()
 }
 
-// endpoint is ask for requests whose answer is an endpoint.
+// endpoint is ask for requests whose response is an endpoint.
 func (o *operated) endpoint(request string) (e Endpoint) {
 	o.t.Helper()
 	if err := json.Unmarshal([]byte(o.ask(request, http.StatusOK)), &e); err != nil {
@@ -167,7 +167,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// TestCordonRequests: the answer is the state after the request, and routing follows that state.
+// TestCordonRequests: the response is the state after the request, and routing follows that state.
 func TestCordonRequests(t *testing.T) {
 	a := pool.Endpoint{Name: "pods/a b", Address: "10.0.0.1:8000", Model: "m", BlockSize: 4}
 	b := pool.Endpoint{Name: "b", Address: "10.0.0.2:8000", Model: "m", BlockSize: 4}

@@ -1,9 +1,9 @@
 // Package check tests once what routing depends on: each worker's settings, the token ids of texts and chats, predicted
 // against reported cached tokens, and the way through the gateway. A finding about a problem includes its fix.
 //
-// It owns the tests (of an engine's HTTP answers, KV events and replay socket, and of the gateway's answers) and the
-// flag or setting that corrects each mistake. It never routes and keeps no state. It changes engines only by the blocks
-// of the prompts that it sends for a probe, conversations or a gateway.
+// It owns the tests (of an engine's HTTP responses, KV events and replay socket, and of the gateway's responses) and
+// the flag or setting that corrects each mistake. It never routes and keeps no state. It changes engines only by the
+// blocks of the prompts that it sends for a probe, conversations or a gateway.
 //
 // Concurrency: Worker is safe from any goroutine. Conversations and Gateway are called once at a time.
 package check
@@ -96,7 +96,7 @@ type Config struct {
 	Gateway       GatewayFlags
 	// Predictor computes how many tokens kvepp expects to be cached. Needed for Probe, Conversations and Gateway only.
 	Predictor *Predictor
-	// Wait is the time limit of each answer and of each wait for events.
+	// Wait is the time limit of each response and of each wait for events.
 	Wait time.Duration
 	// Metrics and Log are those of the clients that ask engines for token ids.
 	Metrics *metrics.Metrics
@@ -149,7 +149,7 @@ func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
 	return &q.Result
 }
 
-// withTimeout returns a context with the time limit of one answer.
+// withTimeout returns a context with the time limit of one response.
 func (q *workerCheck) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, q.Wait)
 }

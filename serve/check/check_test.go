@@ -23,8 +23,8 @@ import (
 	"kvepp/zmqsub"
 )
 
-// engine answers HTTP as an engine with blocks of 16 tokens. answers holds fixed bodies by path; an empty body means
-// 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
+// engine answers HTTP as an engine with blocks of 16 tokens. responses holds fixed bodies by path; an empty body
+// means 404. It tokenizes prompts with model, and reports the blocks of earlier prompts as cached.
 type engine struct {
 	responses map[string]string
 	model     *prompt.Model
@@ -192,7 +192,7 @@ func TestEngines(t *testing.T) {
 		probe  bool
 		edit   func(*pool.Endpoint)
 		want   string // about and state
-		says   string // one of the answers, or a fix
+		says   string // one of the responses, or a fix
 	}
 	for _, c := range []row{
 		{"vLLM", vllm, nil, prompt.VLLM, false, nil, good, "ids of a chat equal the engine's"},

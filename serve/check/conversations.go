@@ -55,7 +55,7 @@ Can you say it again, in other words?
 // conversation is one conversation with a worker.
 type conversation struct {
 	chat
-	outputTokens int  // tokens of the latest answer
+	outputTokens int  // tokens of the latest response
 	over         bool // a request failed
 }
 
@@ -65,11 +65,11 @@ type workerConversations struct {
 	result *Result
 	done   func() // after each request
 
-	patience    time.Duration // for the events of an answer's blocks
+	patience    time.Duration // for the events of a response's blocks
 	tally       Tally
 	agreed      int    // requests whose prediction agrees with the report, exactly or within an upper bound
 	otherCounts int    // requests whose number of tokens differs from the engine's
-	failures    int    // requests without an answer
+	failures    int    // requests without a response
 	untokenized int    // prompts that kvepp cannot tokenize
 	noReports   bool   // the engine reports no cached tokens
 	failure     error  // the first failure
@@ -219,7 +219,7 @@ func (d *workerConversations) takeTurn(ctx context.Context, c *conversation) {
 		if next, _, _, err := kveppIDs(model, request.path, request.body); err == nil {
 			within, cancel := context.WithTimeout(ctx, d.patience)
 			if !d.cfg.Predictor.awaitOutputBlocks(within, worker, next, len(ids)+a.completionTokens-1) {
-				d.patience = leastPatience // the engine does not cache answers, or their text has other token ids
+				d.patience = leastPatience // the engine does not cache responses, or their text has other token ids
 			}
 			cancel()
 		}
@@ -234,7 +234,7 @@ func (d *workerConversations) fail(c *conversation, err error) {
 	}
 }
 
-// compare counts a request. before is how many tokens the conversation's latest answer had.
+// compare counts a request. before is how many tokens the conversation's latest response had.
 func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction, a *response, before int) {
 	t := &d.tally
 	t.Requests++

@@ -31,7 +31,7 @@ var engineNames = map[prompt.Engine]string{
 	prompt.Dynamo: "a frontend of Dynamo's",
 }
 
-// maxResponse bounds the bytes that are read of an answer.
+// maxResponse bounds the bytes that are read of a response.
 const maxResponse = 16 << 20
 
 // The settings that kvepp needs at each engine. Source: the engines' own help: vLLM 0.33, SGLang 0.5.21, TensorRT-LLM

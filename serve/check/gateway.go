@@ -114,7 +114,7 @@ func CheckGateway(
 // gatewayRequest is a request that went through the gateway.
 type gatewayRequest struct {
 	exchange
-	code           int       // HTTP status; 0: no answer
+	code           int       // HTTP status; 0: no response
 	decision       *decision // nil: unknown
 	decisionsShown bool      // kvepp shows its decisions: if decision is nil, the gateway did not ask kvepp
 	decisionsError error     // why kvepp's decisions could not be read
@@ -211,7 +211,7 @@ func (g *gatewayCheck) checkFirst(ctx context.Context, a *Result) bool {
 	return false
 }
 
-// status returns the answer's status, with the text of an error.
+// status returns the response's status, with the text of an error.
 func (p *gatewayRequest) status() string {
 	if p.code == http.StatusOK {
 		return "HTTP 200"
@@ -445,7 +445,7 @@ func (g *gatewayCheck) decisionLike(
 	return similar
 }
 
-// readDecision takes the decision from the answer's headers (--decision-headers).
+// readDecision takes the decision from the response's headers (--decision-headers).
 func (p *gatewayRequest) readDecision(h http.Header, results []*Result) {
 	worker, chosen := h.Get("x-kvepp-worker"), h.Get("x-kvepp-chosen-worker")
 	if worker == "" {

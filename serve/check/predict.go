@@ -112,8 +112,8 @@ func (p *Predictor) recordPrompt(ctx context.Context, w kvblock.Worker, ids []kv
 	})
 }
 
-// awaitOutputBlocks waits until w's events also announce the blocks that an answer filled: those of the first n tokens
-// of the conversation's next prompt. It returns false if ctx ends first, as it does if the answer's text has other
+// awaitOutputBlocks waits until w's events also announce the blocks that a response filled: those of the first n tokens
+// of the conversation's next prompt. It returns false if ctx ends first, as it does if the response's text has other
 // token ids than the generated ones.
 func (p *Predictor) awaitOutputBlocks(ctx context.Context, w kvblock.Worker, next []kvblock.Token, n int) bool {
 	known, _ := p.worker(w)

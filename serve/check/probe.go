@@ -28,7 +28,7 @@ type probe struct {
 	predictable   bool       // kvepp has token ids for both chats
 }
 
-// exchange is a request and its answer.
+// exchange is a request and its response.
 type exchange struct {
 	path     string
 	body     map[string]any
@@ -39,7 +39,7 @@ type exchange struct {
 // err returns the errors of the chats.
 func (p *probe) err() error { return errors.Join(p.first.err, p.second.err) }
 
-// answer is an engine's answer.
+// response is an engine's response.
 type response struct {
 	promptTokens     int  // 0: not reported
 	cached           *int // tokens of the prompt; nil: not reported
@@ -144,7 +144,7 @@ func (s *exchange) sendToWorker(ctx context.Context, q *workerCheck) {
 	s.sendTo(ctx, q.Config, "http://"+q.w.Address, q.header())
 }
 
-// sendTo sends the request to the server at root, and returns the header of its answer; nil if there is none.
+// sendTo sends the request to the server at root, and returns the header of its response; nil if there is none.
 func (s *exchange) sendTo(ctx context.Context, cfg *Config, root string, header http.Header) http.Header {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
@@ -227,7 +227,7 @@ func newChat(model *prompt.Model, name, text string) *chat {
 	return t
 }
 
-// add appends a turn: the answer, and the user's next message.
+// add appends a turn: the response, and the user's next message.
 func (t *chat) add(response, next string) {
 	t.messages = append(
 		t.messages,
@@ -251,7 +251,7 @@ func (t *chat) open(ctx context.Context, cfg *Config, a *Result) exchange {
 	return request
 }
 
-// request asks for an answer of at most so many tokens.
+// request asks for a response of at most so many tokens.
 func (t *chat) request(maxTokens int) exchange {
 	body := map[string]any{"model": t.model, "max_tokens": maxTokens, "temperature": 0}
 	if !t.asText {
@@ -273,7 +273,8 @@ const (
 		"filled the engine's cache. A model with sliding-window or state-space layers may cache less"
 )
 
-// reportCached compares what the answer to the second of the probe's chats reports as cached with what kvepp predicts.
+// reportCached compares what the response to the second of the probe's chats reports as cached with what kvepp
+// predicts.
 func (q *workerCheck) reportCached() {
 	p := q.prompt
 	if p == nil {

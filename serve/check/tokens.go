@@ -304,7 +304,7 @@ func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix,
 	}
 }
 
-// errStatus is an answer with another status than 200.
+// errStatus is a response with another status than 200.
 type errStatus struct {
 	code int
 	text string

@@ -124,7 +124,7 @@ func (c *Config) Run(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 type server struct{ address, token string }
 
 const (
-	patience    = 10 * time.Second // for an answer
+	patience    = 10 * time.Second // for a response
 	maxResponse = 64 << 20         // bytes
 )
 

@@ -101,7 +101,7 @@ func (s *server) glance(ctx context.Context, before *glance) (*glance, error) {
 
 func keyOf(w *admin.FleetWorker) string { return worker(w.Name, w.Rank) }
 
-// ratesSince returns each worker's ended requests a second between two answers.
+// ratesSince returns each worker's ended requests a second between two responses.
 func ratesSince(before, now *admin.Fleet) map[string]float64 {
 	was := map[string]uint64{}
 	for i := range before.Workers {
@@ -317,7 +317,7 @@ func (s *server) top(ctx context.Context, o *topConfig, stdin io.Reader, stdout 
 	}
 }
 
-// topOnce writes both tables, or the answers.
+// topOnce writes both tables, or the responses.
 func (s *server) topOnce(ctx context.Context, output string, to io.Writer) error {
 	now, err := s.glance(ctx, nil)
 	if err != nil {

@@ -20,7 +20,7 @@ type fakeKvepp struct {
 	mu    sync.Mutex
 	now   admin.Endpoint
 	gets  int
-	after func(gets int, e *admin.Endpoint) // called before each answer to GET; may change e
+	after func(gets int, e *admin.Endpoint) // called before each response to GET; may change e
 	*httptest.Server
 }
 

@@ -162,7 +162,7 @@ func (j *Join) addCluster(file []pool.Endpoint) []pool.Endpoint {
 // by aggregated and by decode workers. Such a frontend chooses one of the ways at random for each request, and refuses
 // requests that name a worker of the other.
 //
-// Source: dynamo-llm 1.6.1, discovery (a model's worker sets), and the answers of its frontend.
+// Source: dynamo-llm 1.6.1, discovery (a model's worker sets), and the responses of its frontend.
 func (p *problems) warnMixedFrontends(endpoints []pool.Endpoint) {
 	type frontend struct{ address, model string }
 	type way struct {

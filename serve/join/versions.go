@@ -17,7 +17,7 @@ func (j *Join) engineURL(e *pool.Endpoint) string {
 	return j.Gauges.Scheme + "://" + e.Address
 }
 
-// setVersions sets the version of each endpoint's engine: the endpoints file's, the engine's own answer, or
+// setVersions sets the version of each endpoint's engine: the endpoints file's, the engine's own response, or
 // --engine-version. It warns about versions that were not tested, and about addresses of several versions.
 func (j *Join) setVersions(endpoints []pool.Endpoint) {
 	if j.finder != nil {

@@ -44,7 +44,7 @@ func versionsOf(t *testing.T, endpoints []pool.Endpoint, asked bool, args ...str
 		t.Fatalf("%v: engines are asked: %v", args, !asked)
 	}
 	f.setVersions(endpoints)
-	if f.finder != nil { // once more, with answers
+	if f.finder != nil { // once more, with responses
 		changed := make(chan struct{}, 1)
 		f.finder = f.Finder(func() { changed <- struct{}{} })
 		f.setVersions(endpoints)
@@ -55,7 +55,7 @@ func versionsOf(t *testing.T, endpoints []pool.Endpoint, asked bool, args ...str
 	return f.Metrics, log.String()
 }
 
-// TestVersionsOfEndpoints: the endpoints file's version takes precedence over the engine's answer, and that over
+// TestVersionsOfEndpoints: the endpoints file's version takes precedence over the engine's response, and that over
 // --engine-version; a version that was not tested is logged and counted.
 func TestVersionsOfEndpoints(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -53,7 +53,7 @@ const (
 	handshakeWithin = 10 * time.Second // for TLS and the first HTTP/2 frames
 	idleConnection  = 15 * time.Minute // a connection without a stream is closed gracefully
 	askSilentAfter  = time.Minute      // kvepp pings a connection that receives nothing
-	silentWithin    = 20 * time.Second // for the answer to a ping
+	silentWithin    = 20 * time.Second // for the response to a ping
 	leastPings      = 5 * time.Second  // between a peer's pings; a peer that pings more often is disconnected
 	// bytes of names and values in a stream's gRPC metadata; the client's headers are not part of it
 	maxGRPCMetadata  = 16 << 10

@@ -99,7 +99,7 @@ func WebServer(h http.Handler, hosts *Hosts) *http.Server {
 	}
 }
 
-// MetricsPage answers requests for metrics. Readers that do not read make room for others. An invalid
+// MetricsPage handles requests for metrics. Readers that do not read make room for others. An invalid
 // series does not hide the others.
 func MetricsPage(m *metrics.Metrics) http.Handler {
 	busy := func(w http.ResponseWriter, _ *http.Request) {
@@ -137,7 +137,7 @@ func (w *Web) Validate() error {
 	return nil
 }
 
-// Serve answers requests with h until ctx ends, then lets running requests end. what names their purpose in the log.
+// Serve handles requests with h until ctx ends, then lets running requests end. what names their purpose in the log.
 func (w *Web) Serve(ctx context.Context, what string, h http.Handler, m *metrics.Metrics, log *slog.Logger) error {
 	server := WebServer(h, &w.Hosts)
 	l, err := At("port", net.JoinHostPort(w.Host, strconv.Itoa(int(w.Port))))

@@ -65,7 +65,7 @@ func TestCrossOriginRequests(t *testing.T) {
 		{"POST", "Origin", "null", 403},
 		{"DELETE", "Origin", "http://evil.example", 403},
 		{"PATCH", "Sec-Fetch-Site", "cross-site", 403},
-		{"GET", "Sec-Fetch-Site", "cross-site", 200}, // the page cannot read the answer
+		{"GET", "Sec-Fetch-Site", "cross-site", 200}, // the page cannot read the response
 	} {
 		req := httptest.NewRequest(c.method, "/workers/a/cordon", nil)
 		req.Host = "127.0.0.1:9091"

@@ -29,7 +29,7 @@ type Config struct {
 
 	Discovery   bool          // Dynamo's discovery is used: the default engine is Dynamo
 	LoadTimeout time.Duration // for the tokenizers of all models
-	URLTimeout  time.Duration // for the answer to one request
+	URLTimeout  time.Duration // for the response to one request
 	KeyFile     string        // with the API key for URLs
 	Check       int           // how many requests of each model are compared with the engine's token ids
 

@@ -185,7 +185,7 @@ func (c *Config) Remote(key func() string, m *metrics.Metrics, log *slog.Logger)
 	return clients, nil
 }
 
-// Finder returns what asks the engines for their versions, and calls changed after an answer changed; nil if
+// Finder returns what asks the engines for their versions, and calls changed after a response changed; nil if
 // --engine-version says the version, or no engine says its own. skipVerify disables the check of certificates.
 func (c *Config) Finder(skipVerify bool, changed func()) *engineversion.Finder {
 	paths := engineversion.PathsOf(string(c.Engine()))

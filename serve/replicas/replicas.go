@@ -164,7 +164,7 @@ func (s *Sharing) export() {
 	})
 }
 
-// Handle answers GET /debug/replicas.
+// Handle handles GET /debug/replicas.
 func (s *Sharing) Handle(w http.ResponseWriter, _ *http.Request) {
 	response := map[string]any{"shares": s != nil}
 	if s != nil {

@@ -16,7 +16,7 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// policy is the Content-Security-Policy of every answer: only the page's own files, no inline script or style, no
+// policy is the Content-Security-Policy of every response: only the page's own files, no inline script or style, no
 // framing, and no markup from text.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -50,7 +50,7 @@ func Handle(mux *http.ServeMux) {
 	}
 }
 
-// restrict sets the headers of the page's own answers.
+// restrict sets the headers of the page's own responses.
 func restrict(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)

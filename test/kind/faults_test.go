@@ -177,7 +177,7 @@ func (n *namespace) awaitEnvoys() {
 }
 
 // chats sends total chats from parallel clients, and calls begin before chat number at. It returns the result of each
-// chat without a complete answer.
+// chat without a complete response.
 func (n *namespace) chats(total, at int, begin func()) (lost []string) {
 	var (
 		next atomic.Int64

@@ -43,7 +43,7 @@ func words(n int) string {
 	return b.String()
 }
 
-// say takes a turn whose answer has this many tokens. An error status or an incomplete answer is an error.
+// say takes a turn whose response has this many tokens. An error status or an incomplete response is an error.
 func (c *conversation) say(text string, tokens int) (*stack.Response, error) {
 	c.messages = append(c.messages, stack.Message{Role: "user", Content: text})
 	a, err := stack.Chat(
@@ -196,7 +196,7 @@ func (f *failedRequest) Error() string {
 
 func (f *failedRequest) Unwrap() error { return f.err }
 
-// startTraffic holds conversations with answers of half a second until stop is called. stop returns the number of
+// startTraffic holds conversations with responses of half a second until stop is called. stop returns the number of
 // requests, and the errors of the failed ones.
 func (n *namespace) startTraffic(clients int) (stop func() (requests int, failures []error)) {
 	ctx, cancel := context.WithCancel(context.Background())

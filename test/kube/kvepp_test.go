@@ -303,7 +303,7 @@ func (e *engine) host() string { return e.pod.IPs[len(e.pod.IPs)-1] }
 // address returns the host and port at which the engine listened first.
 func (e *engine) address() string { return net.JoinHostPort(e.host(), strconv.Itoa(e.port)) }
 
-// complete sends token ids through Envoy and returns the answer.
+// complete sends token ids through Envoy and returns the response.
 func complete(t *testing.T, url string, prompt []int) *stack.Response {
 	t.Helper()
 	a, err := post(t.Context(), url, prompt)

@@ -154,7 +154,7 @@ func (g *chatGenerator) arguments() string {
 	return string(raw)
 }
 
-// turn appends a turn of the assistant, with the answers to its tool calls.
+// turn appends a turn of the assistant, with the responses to its tool calls.
 func (g *chatGenerator) turn(messages []any) []any {
 	m := object{"role": "assistant"}
 	if !g.oneIn(3) {

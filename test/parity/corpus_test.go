@@ -121,12 +121,12 @@ func (w *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// send writes lines while the caller reads their answers.
+// send writes lines while the caller reads their responses.
 func (a *asker) send(lines []string) {
 	go func() {
 		for _, line := range lines {
 			if _, err := io.WriteString(a.in, line+"\n"); err != nil {
-				return // the program's end is reported where its answer is missing
+				return // the program's end is reported where its response is missing
 			}
 		}
 	}()

@@ -27,7 +27,7 @@ type rendered struct {
 	Error string
 }
 
-// engineResults runs engines.py over questions, with the code of an engine's version, and returns an answer each.
+// engineResults runs engines.py over questions, with the code of an engine's version, and returns a response each.
 func engineResults[T any](t *testing.T, engine prompt.Engine, version, folder string, questions []any) []T {
 	t.Helper()
 	python, sources := oracle(t, engine, version)
@@ -163,7 +163,7 @@ func TestEngines(t *testing.T) {
 				}
 				engine, folder := c.engine, filepath.Join("../../test/models", c.folder)
 				payload, templates := payload, templates
-				if c.folder != "tiny-bytelevel" { // its answers are the golden files
+				if c.folder != "tiny-bytelevel" { // its responses are the golden files
 					payload = withVersioned(t, engine, more, requests)
 					templates = append(slices.Clip(templates), versionedTemplate(t))
 				}

@@ -137,7 +137,7 @@ type mistralResult struct {
 // mistralScore counts the results of comparisons.
 type mistralScore struct{ equal, media, refused, onlyByIt, unknown, wrong int }
 
-// add compares a prompt of m with an answer. reasons counts why prompts are not known.
+// add compares a prompt of m with a response. reasons counts why prompts are not known.
 func (s *mistralScore) add(t *testing.T, m *prompt.Model, a *mistralResult, reasons map[string]int) {
 	t.Helper()
 	input, err := mistralPrompt(t, m, a.Body)

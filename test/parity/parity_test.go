@@ -76,7 +76,7 @@ func models(t *testing.T) []realModel {
 	return all
 }
 
-// answer is the original's result for a text.
+// response is the original's result for a text.
 type response struct {
 	Text    string
 	IDs     []kvblock.Token
@@ -144,7 +144,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// compare runs a command that prints answers, and compares the model with them; want is their number.
+// compare runs a command that prints responses, and compares the model with them; want is their number.
 func compare(t *testing.T, model *prompt.Model, cmd *exec.Cmd, want int) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()

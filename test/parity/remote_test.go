@@ -56,7 +56,7 @@ func converse(t *testing.T, engine prompt.Engine, folder string) *conversation {
 	return &conversation{in: in, out: bufio.NewReader(out)}
 }
 
-// ask returns the answer to a question, as a line without its newline.
+// ask returns the response to a question, as a line without its newline.
 func (c *conversation) ask(question any) ([]byte, error) {
 	line, err := json.Marshal(question)
 	if err != nil {

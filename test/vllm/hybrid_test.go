@@ -185,9 +185,9 @@ type hybridRun struct {
 	reason  string // of kvepp's decisions; empty: any
 }
 
-// sent is a request with its answer.
+// sent is a request with its response.
 type sent struct {
-	prompt, all         []kvblock.Token // all: with the answer
+	prompt, all         []kvblock.Token // all: with the response
 	predicted, reported int             // cached tokens
 	began, ended        time.Time
 	evicted             bool // vLLM removed blocks meanwhile
@@ -217,7 +217,7 @@ func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []strin
 	return 0, nil
 }
 
-// settle waits until the index has all blocks of a request and its answer. vLLM does not compute the last token.
+// settle waits until the index has all blocks of a request and its response. vLLM does not compute the last token.
 func (r *hybridRun) settle(s *sent) {
 	r.t.Helper()
 	computed := s.all[:len(s.all)-1]
@@ -374,7 +374,7 @@ func (r *hybridRun) together() (right int) {
 				}
 				if s.reported < s.predicted {
 					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-					s.evicted = process.Until(ctx, func() error { // the events may come after the answer
+					s.evicted = process.Until(ctx, func() error { // the events may come after the response
 						if r.removals() == before {
 							return errors.New("no removals")
 						}
@@ -417,7 +417,7 @@ func (o *sent) filled(s *sent) bool {
 		slices.Equal(o.all[:s.reported], s.prompt[:s.reported])
 }
 
-// traffic makes prompts: with shared beginnings, conversations that grow by vLLM's own answers, repeats, and cuts and
+// traffic makes prompts: with shared beginnings, conversations that grow by vLLM's own responses, repeats, and cuts and
 // branches of earlier prompts.
 type traffic struct {
 	*rand.Rand

@@ -181,7 +181,7 @@ func tool(name string, arguments ...string) any {
 		"parameters": map[string]any{"type": "object", "properties": properties, "required": arguments}}}
 }
 
-// grow adds a turn: vLLM's answer, or a tool's calls and results, and the user's next message.
+// grow adds a turn: vLLM's response, or a tool's calls and results, and the user's next message.
 func (c *conversation) grow(rng *rand.Rand, response string) {
 	if c.with["tools"] != nil && rng.IntN(2) == 0 {
 		c.messages = append(
@@ -221,7 +221,7 @@ func (c *conversation) body(stream bool) map[string]any {
 	return body
 }
 
-// post sends a JSON body and decodes a JSON answer.
+// post sends a JSON body and decodes a JSON response.
 func (b *bench) post(url string, body, into any) {
 	b.t.Helper()
 	raw, err := json.Marshal(body)
@@ -372,7 +372,7 @@ func testConversations(b *bench) {
 			streamed++
 		}
 		last[c] = full(len(ids))
-		// Its events come a moment after the answer.
+		// Its events come a moment after the response.
 		b.await(fmt.Sprintf("request %d", n), ids, space{salt: c.salt})
 		c.grow(rng, a.Text)
 		if len(ids) > maxTokens || rng.IntN(40) == 0 {

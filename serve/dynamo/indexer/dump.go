@@ -22,7 +22,7 @@ import (
 // one. Tests change it.
 var dumpPatience = time.Minute
 
-// Dump answers GET /dump: the blocks of every worker, as events: {"model:group": {"block_size": n, "events": […]}}. It
+// Dump handles GET /dump: the blocks of every worker, as events: {"model:group": {"block_size": n, "events": […]}}. It
 // writes worker by worker, so that it needs memory for one worker's part only. One dump runs at a time.
 //
 // The first event of each worker has the key "position" in addition to Dynamo's keys: the number of the worker's own

@@ -97,7 +97,7 @@ func (a *modelNames) modelGroup() (api.ModelGroup, error) {
 	return s, nil
 }
 
-// query answers how many tokens of a prompt each worker holds.
+// query returns how many tokens of a prompt each worker holds.
 func (r *Reader) query(w http.ResponseWriter, req *http.Request) {
 	var q struct {
 		modelNames
@@ -143,7 +143,7 @@ func (r *Reader) queryByHash(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// overlaps is the answer to both queries, in tokens. Keys are decimal numbers: instance ids and data-parallel ranks.
+// overlaps is the response to both queries, in tokens. Keys are decimal numbers: instance ids and data-parallel ranks.
 type overlaps struct {
 	Scores      map[string]map[string]int   `json:"scores"` // device memory; absent if it has no blocks
 	Frequencies []int                       `json:"frequencies"`
@@ -161,14 +161,14 @@ type InstanceOverlap struct {
 	Hybrid map[string]*HybridOverlap `json:"hybrid,omitempty"`
 }
 
-// HybridOverlap is how much of a prompt one rank of a hybrid model holds, in tokens. Dynamo has no such answer.
+// HybridOverlap is how much of a prompt one rank of a hybrid model holds, in tokens. Dynamo has no such response.
 type HybridOverlap struct {
 	Classes       []string `json:"classes"`        // of layers beside full attention
 	FullAttention int      `json:"full_attention"` // held on the device by full attention; without it: reusable
 	// Unusable tokens of these cannot be reused, because layers of the kind UnusableBy do not hold what they need.
 	Unusable   int    `json:"unusable"`
 	UnusableBy string `json:"unusable_by,omitempty"` // window, state or chunk
-	// UpperBound says that the answer counts full attention's blocks, and that fewer may be reusable.
+	// UpperBound says that the response counts full attention's blocks, and that fewer may be reusable.
 	UpperBound bool `json:"upper_bound"`
 }
 
@@ -195,7 +195,7 @@ func (in *InstanceOverlap) addHybrid(w *pool.Worker, scores *indexer.OverlapScor
 	in.Hybrid[rankName(w)] = h
 }
 
-// match writes the answer for a prompt that hash cuts into blocks.
+// match writes the response for a prompt that hash cuts into blocks.
 func (r *Reader) match(
 	w http.ResponseWriter,
 	q *modelNames,
@@ -219,9 +219,9 @@ func (r *Reader) match(
 	api.Reply(w, http.StatusOK, result, nil)
 }
 
-// overlaps returns the answer for a prompt that hash cuts into blocks; known is false if no worker serves the model. It
-// releases the snapshot before the answer is written: a client that does not read must not keep the numbers of workers
-// that left.
+// overlaps returns the response for a prompt that hash cuts into blocks; known is false if no worker serves the model.
+// It releases the snapshot before the response is written: a client that does not read must not keep the numbers of
+// workers that left.
 func (r *Reader) overlaps(
 	want api.ModelGroup,
 	hash func(*lookup, kvblock.HashOptions),

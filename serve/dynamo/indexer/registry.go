@@ -327,7 +327,7 @@ func (r *Registry) unregister(b Registration) error {
 	return api.Refuse(http.StatusNotFound, "instance %d not found", *b.InstanceID)
 }
 
-// listedWorker is a worker in the answer of GET /workers.
+// listedWorker is a worker in the response of GET /workers.
 type listedWorker struct {
 	InstanceID uint64              `json:"instance_id"`
 	Source     string              `json:"source"`
@@ -344,7 +344,7 @@ type listener struct {
 	Status   string `json:"status"`
 }
 
-// list answers the workers of a model or a group, or all workers.
+// list returns the workers of a model or a group, or all workers.
 func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 	model, group := req.URL.Query()["model_name"], req.URL.Query()["routing_group"]
 	all := []*listedWorker{}

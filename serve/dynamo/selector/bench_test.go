@@ -12,7 +12,7 @@ import (
 	"kvepp/router/queue"
 )
 
-// BenchmarkSelect chooses among 1,000 workers for a prompt of 4,000 tokens, from the request's body to the answer's
+// BenchmarkSelect chooses among 1,000 workers for a prompt of 4,000 tokens, from the request's body to the response's
 // fields and without HTTP.
 func BenchmarkSelect(b *testing.B) {
 	c := newCounter(b, nil)

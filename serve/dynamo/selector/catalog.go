@@ -65,7 +65,7 @@ func (e *enforcement) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// record is a worker in the service's answers.
+// record is a worker in the service's responses.
 type record struct {
 	ID        uint64 `json:"worker_id"`
 	Model     string `json:"model_name"`
@@ -381,7 +381,7 @@ func (s *Selector) ordered() []*record {
 	})
 }
 
-// putWorker answers POST /workers.
+// putWorker handles POST /workers.
 func (s *Selector) putWorker(w http.ResponseWriter, req *http.Request) {
 	var body struct {
 		ID    *uint64 `json:"worker_id"`
@@ -405,7 +405,7 @@ func (s *Selector) putWorker(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusCreated, r, err)
 }
 
-// patchWorker answers PATCH /workers/{id}. Fields that the body does not have keep their values.
+// patchWorker handles PATCH /workers/{id}. Fields that the body does not have keep their values.
 func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 	id, ok := workerID(w, req)
 	if !ok {
@@ -436,7 +436,7 @@ func (s *Selector) patchWorker(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, &r, err)
 }
 
-// deleteWorker answers DELETE /workers/{id}.
+// deleteWorker handles DELETE /workers/{id}.
 func (s *Selector) deleteWorker(w http.ResponseWriter, req *http.Request) {
 	id, ok := workerID(w, req)
 	if !ok {
@@ -497,7 +497,7 @@ func (s *Selector) listWorkers(w http.ResponseWriter, req *http.Request) {
 	api.Reply(w, http.StatusOK, all, nil)
 }
 
-// ready answers whether a worker can be selected.
+// ready reports whether a worker can be selected.
 func (s *Selector) ready(w http.ResponseWriter, _ *http.Request) {
 	s.mu.RLock()
 	all := s.ordered()

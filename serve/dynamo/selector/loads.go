@@ -29,7 +29,7 @@ type potentialLoad struct {
 	Requests      int    `json:"active_requests"`
 }
 
-// groupLoads is one group in the answer of GET /loads.
+// groupLoads is one group in the response of GET /loads.
 type groupLoads struct {
 	Model         string          `json:"model_name"`
 	Group         string          `json:"routing_group"`
@@ -38,7 +38,7 @@ type groupLoads struct {
 	PendingTokens int             `json:"pending_isl_tokens"`
 }
 
-// loads answers GET /loads.
+// loads handles GET /loads.
 func (s *Selector) loads(w http.ResponseWriter, req *http.Request) {
 	s.mu.RLock()
 	groups := slices.SortedFunc(maps.Keys(s.groups), func(a, b api.ModelGroup) int {
@@ -117,7 +117,7 @@ func (s *Selector) withMatches(
 	api.Reply(w, http.StatusOK, result, err)
 }
 
-// potentialLoads answers POST /potential_loads.
+// potentialLoads handles POST /potential_loads.
 func (s *Selector) potentialLoads(w http.ResponseWriter, req *http.Request) {
 	s.withMatches(w, req, func(d *scratch, g group, cfg *scoring.Config, workers []*pool.Worker) (any, error) {
 		loads, err := s.loadBook.PotentialLoads(scoring.Request{ISLTokens: d.prompt.isl}, d.candidates, cfg, nil)
@@ -158,7 +158,7 @@ type sharedCache struct {
 	Error   *string  `json:"error"`
 }
 
-// overlapScores answers POST /overlap_scores.
+// overlapScores handles POST /overlap_scores.
 func (s *Selector) overlapScores(w http.ResponseWriter, req *http.Request) {
 	s.withMatches(w, req, func(d *scratch, g group, _ *scoring.Config, workers []*pool.Worker) (any, error) {
 		all := make([]overlapScore, len(workers))

@@ -167,7 +167,7 @@ func (q *reserveRequest) check() error {
 	return checkName(*q.ID)
 }
 
-// reserveResponse is the answer to a reserveRequest.
+// reserveResponse is the response to a reserveRequest.
 type reserveResponse struct {
 	ID       string `json:"selection_id"`
 	Model    string `json:"model_name"`
@@ -177,7 +177,7 @@ type reserveResponse struct {
 	Endpoint string `json:"endpoint"`
 }
 
-// reserve answers POST /reservations.
+// reserve handles POST /reservations.
 func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 	var q reserveRequest
 	err := readChecked(w, req, &q, q.check)
@@ -324,7 +324,7 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	return nil
 }
 
-// bookingError returns the answer to an error of the load book.
+// bookingError returns the response to an error of the load book.
 func bookingError(id string, err error) error {
 	if errors.Is(err, scoring.ErrDuplicateRequest) {
 		return conflict(id)
@@ -332,13 +332,13 @@ func bookingError(id string, err error) error {
 	return api.Refuse(http.StatusBadRequest, "%v", err)
 }
 
-// prefillComplete answers POST /reservations/{id}/prefill_complete.
+// prefillComplete handles POST /reservations/{id}/prefill_complete.
 func (s *Selector) prefillComplete(w http.ResponseWriter, req *http.Request) {
 	s.onReservation(w, req, scoring.Booking.MarkPrefillCompleted)
 	s.released()
 }
 
-// outputBlock answers POST /reservations/{id}/output_block: the engine has generated one more block.
+// outputBlock handles POST /reservations/{id}/output_block: the engine has generated one more block.
 func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 	var body struct {
 		Left *float64 `json:"decay_fraction"`
@@ -354,7 +354,7 @@ func (s *Selector) outputBlock(w http.ResponseWriter, req *http.Request) {
 	s.onReservation(w, req, func(b scoring.Booking) { b.AddOutputBlocks(1, deref(body.Left, scoring.NotKnown)) })
 }
 
-// free answers DELETE /reservations/{id}.
+// free handles DELETE /reservations/{id}.
 func (s *Selector) free(w http.ResponseWriter, req *http.Request) {
 	s.onReservation(w, req, func(b scoring.Booking) {
 		s.leases.Release(req.PathValue("id"))

@@ -147,7 +147,7 @@ type selectRequest struct {
 	ID    *string `json:"selection_id"`
 	promptFields
 	Overrides *overrides.Overrides `json:"router_config_override"`
-	// ExpectedOutputTokens has no effect, as in Dynamo: clients report the rest of an answer themselves, see
+	// ExpectedOutputTokens has no effect, as in Dynamo: clients report the rest of a response themselves, see
 	// outputBlock.
 	ExpectedOutputTokens *uint32         `json:"expected_output_tokens"`
 	PriorityJump         *float64        `json:"priority_jump"` // this and the next apply to selections that wait
@@ -425,7 +425,7 @@ func (s *Selector) match(d *scratch, g group, constraints *scoring.Constraints) 
 	d.terms, d.costs = slices.Grow(d.terms[:0], n)[:n], slices.Grow(d.costs[:0], n)[:n]
 }
 
-// selectResponse is the answer of POST /select and /select_and_reserve.
+// selectResponse is the response of POST /select and /select_and_reserve.
 type selectResponse struct {
 	ID string `json:"selection_id,omitempty"`
 	// This and the next two are set for a reservation.
@@ -465,7 +465,7 @@ func (c *selection) response(isl int) *selectResponse {
 	}
 }
 
-// selectOnly answers POST /select.
+// selectOnly handles POST /select.
 func (s *Selector) selectOnly(w http.ResponseWriter, req *http.Request) {
 	var q selectRequest
 	if err := readChecked(w, req, &q, q.check); err != nil {
@@ -511,13 +511,13 @@ func policyClass(req *http.Request) string {
 	return strings.TrimSpace(req.Header.Get("x-dynamo-meta-policy-class"))
 }
 
-// control extends the write deadline for the answer of a selection, which may have waited. Some connections have no
+// control extends the write deadline for the response of a selection, which may have waited. Some connections have no
 // deadlines.
 func control(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(responsePatience))
 }
 
-// responsePatience is how long a client may take to read an answer.
+// responsePatience is how long a client may take to read a response.
 const responsePatience = time.Minute
 
 // booking returns how many tokens to prefill a reservation of the selection books.
@@ -528,7 +528,7 @@ func (c *selection) booking() int {
 	return c.effective
 }
 
-// selectAndReserve answers POST /select_and_reserve.
+// selectAndReserve handles POST /select_and_reserve.
 func (s *Selector) selectAndReserve(w http.ResponseWriter, req *http.Request) {
 	var q selectRequest
 	if err := readChecked(w, req, &q, q.check); err != nil {

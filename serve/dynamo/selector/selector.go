@@ -1,7 +1,7 @@
 // Package selector is the HTTP API of Dynamo's selection service, which `kvepp select` serves.
 //
-// It owns the registered workers, the waiting selections, and the reservations. Its requests and answers have Dynamo's
-// fields. It never sends a request to a worker.
+// It owns the registered workers, the waiting selections, and the reservations. Its requests and responses have
+// Dynamo's fields. It never sends a request to a worker.
 //
 // Concurrency: handlers are called from any goroutine.
 package selector
@@ -29,7 +29,7 @@ import (
 // A selection begins with token ids or hashes. It therefore uses the index and the load book directly, and not
 // router.Router, which begins with a request's body and ends with its response.
 //
-// Source: dynamo-kv-router 1.6.1, services::selection, and the answers of `python -m dynamo.select_service`.
+// Source: dynamo-kv-router 1.6.1, services::selection, and the responses of `python -m dynamo.select_service`.
 type Selector struct {
 	cfg       Config
 	pool      *pool.Pool

@@ -520,7 +520,7 @@ func TestWorkersNeedEvents(t *testing.T) {
 	c.want("GET /dump", "", http.StatusOK, `{"default:default":{"block_size":8,"events":[]}}`)
 }
 
-// FuzzSelectionBodies: every body gets an answer in JSON, and refused ones leave nothing booked.
+// FuzzSelectionBodies: every body gets a response in JSON, and refused ones leave nothing booked.
 func FuzzSelectionBodies(f *testing.F) {
 	for _, body := range []string{
 		`{"token_ids": [1,2,3,4], "selection_id": "a", "worker_id": 1}`,

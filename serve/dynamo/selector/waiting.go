@@ -70,7 +70,7 @@ func (s *Selector) queueing(model string) bool {
 	return profile.Waits()
 }
 
-// rejected returns the answer to a selection that left the waiting room without the turn. Source: the answers of
+// rejected returns the response to a selection that left the waiting room without the turn. Source: the responses of
 // dynamo.select_service.
 func rejected(err error) error {
 	limit := (*queue.LimitError)(nil)

@@ -16,7 +16,7 @@ import (
 )
 
 // later sends a request from a goroutine of its own; ctx is the client's connection. It returns the channel of the
-// answer.
+// response.
 func (c *counter) later(ctx context.Context, path, class, body string) <-chan string {
 	responded := make(chan string, 1)
 	go func() {

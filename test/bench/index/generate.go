@@ -153,7 +153,7 @@ func (g *generator) query(c chain) {
 }
 
 // Parameters of tree: numbers of system prompts, of blocks of a system prompt, of blocks of a user before the first
-// turn, and of blocks of a turn. A turn is stored as one event for the prompt and one for each block of the answer.
+// turn, and of blocks of a turn. A turn is stored as one event for the prompt and one for each block of the response.
 const (
 	treeSystems  = 16
 	treeSystem   = 32

@@ -27,7 +27,7 @@ type result struct {
 	Queried  int     `json:"queried"` // blocks in the queries
 	GCNS     float64 `json:"gc_ns"`   // garbage collection, part of AllNS
 	AllNS    float64 `json:"all_ns"`  // the whole process
-	Digest   string  `json:"digest"`  // of all answers
+	Digest   string  `json:"digest"`  // of all responses
 	digest   uint64
 }
 
@@ -38,7 +38,7 @@ func mixed(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// digest is equal for equal answers, in any order of the workers.
+// digest is equal for equal responses, in any order of the workers.
 func digest(scores *indexer.OverlapScores) (sum uint64) {
 	for o := range scores.Overlaps() {
 		sum += mixed(uint64(o.Worker+1)<<32 | uint64(o.Blocks))
@@ -243,7 +243,7 @@ func (r *replayer) apply() error {
 	return failed
 }
 
-// answer answers the waiting queries, first for the time, then again for the digest.
+// respond answers the waiting queries, first for the time, then again for the digest.
 func (r *replayer) respond() {
 	if len(r.queries) == 0 {
 		return

@@ -106,7 +106,7 @@ func naive(t *testing.T, path string) map[int]string {
 	return all
 }
 
-// The digests that engines are compared by are those of the right answers.
+// The digests that engines are compared by are those of the right responses.
 func TestReplayEqualsNaive(t *testing.T) {
 	for _, args := range [][]string{
 		{"-kind", "tree", "-users", "40", "-workers", "8"},

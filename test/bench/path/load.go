@@ -50,7 +50,7 @@ func (c *connection) send(body []byte, header string) (*http.Response, error) {
 	return r, err
 }
 
-// ask posts a chat and reads the whole answer.
+// ask posts a chat and reads the whole response.
 func (c *connection) ask(body []byte) error {
 	r, err := c.send(body, "")
 	if err == nil {
@@ -60,7 +60,7 @@ func (c *connection) ask(body []byte) error {
 	return err
 }
 
-// load is a closed loop: each connection sends its next request when it has the previous answer.
+// load is a closed loop: each connection sends its next request when it has the previous response.
 type load struct {
 	port, connections int
 	length            time.Duration

@@ -133,7 +133,7 @@ func (p *programs) underPage(ctx context.Context, v *pageView, length time.Durat
 	return m, nil
 }
 
-// read asks a path of the page until ctx ends, and returns the bytes of the answers.
+// read asks a path of the page until ctx ends, and returns the bytes of the responses.
 func (p *programs) read(ctx context.Context, path string, every time.Duration) (n int, err error) {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", p.admin, path),

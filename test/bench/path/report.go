@@ -281,7 +281,7 @@ func chats(ctx context.Context, o *options, p *programs) error {
 	return nil
 }
 
-// streams measures streamed answers.
+// streams measures streamed responses.
 func streams(ctx context.Context, o *options, p *programs) error {
 	columns := []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.leastLoadedBodiless}
 	const interval = 100

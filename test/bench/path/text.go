@@ -77,7 +77,7 @@ func (w *writer) cut(n int) []byte {
 	return append(out, `"}]}`...)
 }
 
-// grown returns a chat with an answer and a further question added.
+// grown returns a chat with a response and a further question added.
 func (w *writer) grown(chat []byte) []byte {
 	out := append([]byte(nil), chat[:len(chat)-len("]}")]...)
 	out = w.text(append(out, `,{"role":"assistant","content":"`...), 400)

@@ -383,7 +383,7 @@ func (p *player) hold(ctx context.Context, s *session, n int, name string, after
 		}
 		last = turnOf(name, i)
 		blocks = p.record(s, last, after, blocks, shared, a)
-		known = a.PromptTokens // the mockers' answers are random tokens, whose text has other tokens
+		known = a.PromptTokens // the mockers' responses are random tokens, whose text has other tokens
 		p.grow(s, a.PromptTokens+a.CompletionTokens)
 		messages = append(messages, stack.Message{Role: "assistant", Content: a.Text})
 	}

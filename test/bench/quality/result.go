@@ -24,9 +24,9 @@ type run struct {
 // sample is one request. Times are in milliseconds.
 type sample struct {
 	Conversation     int     // requests of one conversation follow each other
-	TTFT             float64 // from sending the request to the first piece of the answer's text
+	TTFT             float64 // from sending the request to the first piece of the response's text
 	EndToEnd         float64 // to the last piece
-	Gap              float64 // mean time between tokens; 0: the answer has one
+	Gap              float64 // mean time between tokens; 0: the response has one
 	Prompt, Output   int     // tokens
 	Cached, Possible int     // prompt tokens that the engine, and a cache of infinite size, had
 	Worker           string

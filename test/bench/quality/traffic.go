@@ -11,7 +11,7 @@ import (
 	"kvepp/test/harness/stack"
 )
 
-// session is a conversation of one client: it begins at a time. Each turn follows the previous answer after a think
+// session is a conversation of one client: it begins at a time. Each turn follows the previous response after a think
 // time.
 type session struct {
 	at     time.Duration // from the scenario's start
@@ -22,7 +22,7 @@ type session struct {
 type turn struct {
 	text   string
 	think  time.Duration // think time before the turn
-	output int           // tokens of the answer
+	output int           // tokens of the response
 	// subagents are conversations that are held at the same time, after the think time. The turn follows their end.
 	subagents []session
 }
@@ -91,7 +91,7 @@ var scenarios = []scenario{
 			"answers of 60 to 120 tokens, 10 s to think",
 		make:   func(w *writer) []session { return w.overload(20*time.Second, 5) },
 		blocks: 2200,
-		// A refusal is an answer to too much traffic.
+		// A refusal is a response to too much traffic.
 		refusals: true,
 	},
 	{

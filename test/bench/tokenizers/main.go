@@ -147,7 +147,7 @@ func chat(m *prompt.Model, payload []byte) ([]kvblock.Token, error) {
 	return prompts[0].IDs, nil
 }
 
-// allocations answers the objects and bytes allocated while encoding all texts.
+// allocations returns the objects and bytes allocated while encoding all texts.
 func allocations(out io.Writer, texts []string, m *prompt.Model) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -164,7 +164,7 @@ func allocations(out io.Writer, texts []string, m *prompt.Model) error {
 	)
 }
 
-// threads answers the CPU time of encoding all texts on n threads at once, each taking every n-th. The process must
+// threads returns the CPU time of encoding all texts on n threads at once, each taking every n-th. The process must
 // have been started with that many: to change GOMAXPROCS here would empty every sync.Pool.
 func threads(out io.Writer, texts []string, m *prompt.Model, n int) error {
 	errs := make([]error, n)

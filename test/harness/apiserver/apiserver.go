@@ -167,7 +167,7 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 func (s *Server) Stop() { s.api.Kill() }
 
 // Pause stops the API server's work, as an overloaded machine does: connections stay and new ones are accepted, but no
-// request gets an answer until Resume.
+// request gets a response until Resume.
 func (s *Server) Pause() { s.api.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.

@@ -67,7 +67,7 @@ func Start(path string) (*Browser, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Chromium reads commands from file descriptor 3 and writes answers to 4, each ended by a zero byte.
+	// Chromium reads commands from file descriptor 3 and writes responses to 4, each ended by a zero byte.
 	commands, to, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (b *Browser) Close() error {
 	return os.RemoveAll(b.profile)
 }
 
-// read gives each answer to its caller and each event to its page, until the browser ends.
+// read gives each response to its caller and each event to its page, until the browser ends.
 func (b *Browser) read(from *os.File) {
 	defer from.Close()
 	lines := bufio.NewReaderSize(from, 1<<20)

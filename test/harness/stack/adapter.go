@@ -17,7 +17,7 @@ var tinyQwen = struct{ layers, hidden, heads, kvHeads, headSize int }{2, 128, 4,
 const adapterRank = 8
 
 // WriteAdapter writes a LoRA adapter of that model into a new folder dir, in PEFT's format, with random weights from
-// seed. The weights are large, so that the adapter changes the model's answers.
+// seed. The weights are large, so that the adapter changes the model's responses.
 func WriteAdapter(dir string, seed uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

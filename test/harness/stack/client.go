@@ -18,7 +18,7 @@ type Message struct {
 	Content string `json:"content"`
 }
 
-// Answer is a response as a client gets it, with kvepp's headers about its decision (--decision-headers).
+// Response is a response as a client gets it, with kvepp's headers about its decision (--decision-headers).
 type Response struct {
 	Status int
 	Header http.Header

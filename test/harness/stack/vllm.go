@@ -12,7 +12,7 @@ import (
 	"kvepp/test/harness/process"
 )
 
-// VLLM is a whole vLLM on the CPU. It serves a tiny model of random weights under the name Model, so its answers are
+// VLLM is a whole vLLM on the CPU. It serves a tiny model of random weights under the name Model, so its responses are
 // meaningless; the rest is real.
 type VLLM struct {
 	Address            string // host:port of its HTTP server

@@ -148,7 +148,7 @@ func (w *Worker) Ready(ctx context.Context) error {
 	}, w.frontend, w.mocker)
 }
 
-// answers requests one token for a prompt of less than a block from the worker with this instance. A frontend that
+// responds requests one token for a prompt of less than a block from the worker with this instance. A frontend that
 // knows a model and its instances may still answer 404 or 503 for a moment.
 func (w *Worker) responds(ctx context.Context, instance string) error {
 	header := http.Header{"X-Dynamo-Worker-Instance-Id": {instance}, "X-Dynamo-Dp-Rank": {"0"}}

@@ -163,7 +163,7 @@ func TestVLLM(t *testing.T) {
 			if all > 1000 {
 				conversations[name], computed[name] = []any{user(150)}, 0
 			}
-			// Its events come a moment after the answer.
+			// Its events come a moment after the response.
 			eventually(
 				t,
 				"the events of a request",
