@@ -272,7 +272,7 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 		// envoy#46237: the last chunk may come again with end_of_stream. Answering it twice is an error to Envoy.
 		return effect{Note: "request body after its end"}
 	case s.phase == replied:
-		return effect{Note: "request body after an answer that did not wait for it"}
+		return effect{Note: "request body after a response that did not wait for it"}
 	}
 	s.ended = b.GetEndOfStream()
 	s.endPiece = s.ended
@@ -323,7 +323,7 @@ func (s *stream) requestTrailers() effect {
 	case s.ended:
 		return effect{Note: "request trailers after the end"}
 	case s.phase == replied:
-		return effect{Note: "request trailers after an answer that did not wait for them"}
+		return effect{Note: "request trailers after a response that did not wait for them"}
 	}
 	s.ended = true
 	if s.phase == relay {

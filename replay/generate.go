@@ -40,36 +40,36 @@ func (u uniform) draw(rng *rand.Rand) int { return u.from + rng.IntN(u.to-u.from
 var Workloads = []Workload{
 	{
 		Name:  "chat",
-		Help:  "6 turns; inputs 40-600, answers 200-400; 8 system prompts of 500-1500; 15 s to think",
+		Help:  "6 turns; inputs 40-600, responses 200-400; 8 system prompts of 500-1500; 15 s to think",
 		turns: 6, burst: 1, input: uniform{40, 600}, output: uniform{200, 400}, shared: uniform{500, 1500},
 		beginnings: 8, skew: 1, think: 15,
 	},
 	{
 		Name:  "agents",
-		Help:  "15 turns; inputs 300-3000, answers 50-300; 3 system prompts of 6000-10000; 2 s between",
+		Help:  "15 turns; inputs 300-3000, responses 50-300; 3 system prompts of 6000-10000; 2 s between",
 		turns: 15, burst: 1, input: uniform{300, 3000}, output: uniform{50, 300}, shared: uniform{6000, 10000},
 		beginnings: 3, skew: 1, think: 2,
 	},
 	{
 		Name:  "zipf",
-		Help:  "1 turn; inputs 20-200 about 500 documents of 1000-6000, few popular; answers 50-200",
+		Help:  "1 turn; inputs 20-200 about 500 documents of 1000-6000, few popular; responses 50-200",
 		turns: 1, burst: 1, input: uniform{20, 200}, output: uniform{50, 200}, shared: uniform{1000, 6000},
 		beginnings: 500, skew: 1.1,
 	},
 	{
 		Name:  "burst",
-		Help:  "1 turn; 16 at once about one of 200 documents of 1500-3000; answers 50-200",
+		Help:  "1 turn; 16 at once about one of 200 documents of 1500-3000; responses 50-200",
 		turns: 1, burst: 16, input: uniform{50, 300}, output: uniform{50, 200}, shared: uniform{1500, 3000},
 		beginnings: 200,
 	},
 	{
 		Name:  "none",
-		Help:  "1 turn; inputs 500-4000 that share nothing; answers 50-400",
+		Help:  "1 turn; inputs 500-4000 that share nothing; responses 50-400",
 		turns: 1, burst: 1, input: uniform{500, 4000}, output: uniform{50, 400},
 	},
 	{
 		Name:  "overload",
-		Help:  "6 turns; inputs 200-1000, answers 200-400; 20 system prompts of 500-2500; 8 s to think",
+		Help:  "6 turns; inputs 200-1000, responses 200-400; 20 system prompts of 500-2500; 8 s to think",
 		turns: 6, burst: 1, input: uniform{200, 1000}, output: uniform{200, 400}, shared: uniform{500, 2500},
 		beginnings: 20, skew: 1, think: 8,
 	},

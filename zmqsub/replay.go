@@ -210,7 +210,7 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 	}
 	if seq > lastSeq {
 		s.malformed(
-			"replayed message has number %d, want at most 2^62: kvepp ignores the rest of the answer",
+			"replayed message has number %d, want at most 2^62: kvepp ignores the rest of the response",
 			seq,
 		)
 		return true, false

@@ -216,7 +216,7 @@ func TestReplayMalformed(t *testing.T) {
 		"0 :p0",
 		"1 :p1",
 		"malformed: zmqsub: replayed message has number 18446744073709551614, want at most 2^62: kvepp ignores the "+
-			"rest of the answer",
+			"rest of the response",
 	)
 	p.send("", 2, "p2")
 	r.until(t, "a live message", func() bool { return r.count("2 :p2") == 1 })

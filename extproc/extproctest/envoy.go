@@ -134,7 +134,7 @@ func (e *Envoy) Do(ctx context.Context, r *Request) (*Outcome, error) {
 func (c *conversation) next(out *Outcome) (*extprocv3.ProcessingResponse, error) {
 	m, err := c.stream.Recv()
 	if err != nil {
-		return nil, fmt.Errorf("extproctest: waiting for an answer: %w", err)
+		return nil, fmt.Errorf("extproctest: waiting for a response: %w", err)
 	}
 	if i := m.GetImmediateResponse(); i != nil {
 		out.Immediate = i

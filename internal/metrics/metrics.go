@@ -428,7 +428,7 @@ var (
 			"be written)."}
 	RecordedRequests = Reading{"kvepp_recorded_requests_total",
 		"Requests for the file of --record, by outcome: written, dropped (the file's disk was too slow), failed " +
-			"(the file could not be written, and recording has stopped), skipped (no exact token ids, an answer of " +
+			"(the file could not be written, and recording has stopped), skipped (no exact token ids, a response of " +
 			"unknown length, or another block size than the file's)."}
 	LogLines = Reading{"kvepp_log_lines_total",
 		"Lines of kvepp's own log on standard error, by outcome: written, dropped (the log's reader was too slow), " +

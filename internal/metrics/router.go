@@ -397,7 +397,7 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 		),
 		gap: prometheus.NewDesc(
 			"kvepp_worker_gap_seconds_per_held_token",
-			"Time by which each token that a worker holds lengthens the gap between two tokens of an answer, as "+
+			"Time by which each token that a worker holds lengthens the gap between two tokens of a response, as "+
 				"--router-policy=time prices it: learned from streamed answers, 1e-08 until then.",
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,

@@ -168,7 +168,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 				"error",
 				brief(err),
 			)
-			c.log.Debug("the engine's answer to the comparison", "error", err)
+			c.log.Debug("the engine's response to the comparison", "error", err)
 		}
 		return nil, false
 	}

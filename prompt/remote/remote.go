@@ -248,7 +248,7 @@ func (c *Client) report(err error, probe bool) {
 			"error",
 			brief(err),
 		)
-		c.log.Debug("the engine's last answer", "error", err)
+		c.log.Debug("the engine's last response", "error", err)
 	case closed:
 		c.log.Info("the breaker of the engine's tokenizer closes: it answers again")
 	}
@@ -334,7 +334,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*response,
 		return nil, c.broken(ctx, path, err)
 	}
 	if len(a.body) > limit && a.status == http.StatusOK {
-		return nil, fail(Unsupported, "%s: the answer is longer than %d bytes", path, limit)
+		return nil, fail(Unsupported, "%s: the response is longer than %d bytes", path, limit)
 	}
 	return a, nil
 }
@@ -342,7 +342,7 @@ func (c *Client) call(ctx context.Context, path string, body []byte) (*response,
 // broken returns the error for an incomplete response.
 func (c *Client) broken(ctx context.Context, path string, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fail(TimedOut, "%s: no answer within %v", path, c.cfg.Timeout)
+		return fail(TimedOut, "%s: no response within %v", path, c.cfg.Timeout)
 	}
 	return fail(Failed, "%s: %w", path, err)
 }
@@ -354,7 +354,7 @@ func read[T any](path string, a *response) (T, error) {
 		return v, err
 	}
 	if err := json.Unmarshal(a.body, &v); err != nil {
-		return v, fail(Failed, "%s: the answer cannot be read: %w", path, err)
+		return v, fail(Failed, "%s: the response cannot be read: %w", path, err)
 	}
 	return v, nil
 }

@@ -68,7 +68,7 @@ func tokenizedAll(a *response, n int) ([][]kvblock.Token, error) {
 		case ids == nil || decoded.Count[i] != len(ids):
 			return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(ids), decoded.Count[i])
 		case len(ids) == 0:
-			return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
+			return nil, fail(Unsupported, "%s: the response has no ids", tokenizePath)
 		}
 	}
 	return decoded.Tokens, nil
@@ -122,7 +122,7 @@ func (c *Client) checkTextOnly(ctx context.Context) error {
 			return err
 		}
 		if info.Image == nil || info.Audio == nil {
-			return fail(Failed, "%s: the answer does not say whether the model takes images or sound", path)
+			return fail(Failed, "%s: the response does not say whether the model takes images or sound", path)
 		}
 		m = &modality{textOnly: !*info.Image && !*info.Audio, until: time.Now().Add(relearn)}
 		c.modality.Store(m)

@@ -102,7 +102,7 @@ func vllmRendered(request *body.Request, path string, a *response) ([][]kvblock.
 	ids := make([][]kvblock.Token, len(all))
 	for i := range all {
 		if ids[i] = all[i].TokenIDs; len(ids[i]) == 0 {
-			return nil, fail(Failed, "%s: the answer has no token_ids", path)
+			return nil, fail(Failed, "%s: the response has no token_ids", path)
 		}
 	}
 	return ids, nil
@@ -156,7 +156,7 @@ func tokenized(a *response) ([]kvblock.Token, error) {
 	case decoded.Tokens == nil || decoded.Count != len(decoded.Tokens):
 		return nil, fail(Failed, "%s: %d tokens but a count of %d", tokenizePath, len(decoded.Tokens), decoded.Count)
 	case decoded.Count == 0:
-		return nil, fail(Unsupported, "%s: the answer has no ids", tokenizePath)
+		return nil, fail(Unsupported, "%s: the response has no ids", tokenizePath)
 	}
 	return decoded.Tokens, nil
 }

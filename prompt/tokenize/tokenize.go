@@ -61,7 +61,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.text, "text", false, "the input is prompt text, not a body; with --jsonl, one JSON string a line")
 	f.BoolVar(&c.special, "add-special-tokens", true,
 		"with --text, add the special tokens that the tokenizer puts around a prompt")
-	f.BoolVar(&c.jsonl, "jsonl", false, "one input per line, one answer per line")
+	f.BoolVar(&c.jsonl, "jsonl", false, "one input per line, one response per line")
 	f.BoolVar(&c.blocks, "blocks", false, "add the blocks' local_hashes and sequence_hashes, as in Dynamo")
 	f.IntVar(&c.blockSize, "kv-cache-block-size", 0, "`TOKENS` per block, for --blocks")
 	flags.Inherit(f, "kv-cache-block-size", "DYN_KV_CACHE_BLOCK_SIZE")

@@ -43,7 +43,7 @@ func (c *Config) addEngines(entries []pool.Entry, blockSizeGiven bool) error {
 		case e.CordonedBy != "":
 			continue // it gets no requests
 		case e.Role != "" && e.Role != pool.Aggregated:
-			return fmt.Errorf("%s has the role %s: replay models workers that compute prompt and answer", e.Name,
+			return fmt.Errorf("%s has the role %s: replay models workers that compute prompt and response", e.Name,
 				e.Role)
 		case e.AllInstances:
 			return fmt.Errorf("%s: allInstances needs Dynamo's discovery; list each instance", e.Name)

@@ -184,7 +184,7 @@ func draw(dir string, settings []Setting, reports []*replay.Report) error {
 	}
 	figures := []figure{
 		{"ttft.svg", "Time to first token", 1e3, "ms", func(r *replay.Report) *replay.Distribution { return &r.TTFT }},
-		{"itl.svg", "Mean gap between the tokens of an answer", 1e3, "ms",
+		{"itl.svg", "Mean gap between the tokens of a response", 1e3, "ms",
 			func(r *replay.Report) *replay.Distribution { return &r.TPOT }},
 		{"e2e.svg", "Time from arrival to the last token", 1, "seconds",
 			func(r *replay.Report) *replay.Distribution { return &r.E2E }},

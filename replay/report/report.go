@@ -81,7 +81,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.prefill, "prefill-ms", curveText(d.Prefill),
 		"`A,B,C`: a step with n new prompt tokens takes A + B*n + C*n*n milliseconds")
 	f.StringVar(&c.decode, "decode-ms", curveText(d.Decode),
-		"`A,B,C`: a step that continues answers takes A + B*s + C*s*s milliseconds more; s is the share of the KV "+
+		"`A,B,C`: a step that continues responses takes A + B*s + C*s*s milliseconds more; s is the share of the KV "+
 			"cache, 0 to 1, that their requests hold")
 	f.Float64SliceVar(&c.speeds, "engine-speeds", []float64{1},
 		"`FACTORS`: how fast the engines are, relative to the curves, in turn; 1,0.5 makes every second one half as "+

@@ -85,7 +85,7 @@ var Causes = []Cause{
 // advice says for each cause what it means and where to look.
 var advice = map[Cause]string{
 	Refused:     "it refuses connections: is the engine up, and is the endpoint's address right?",
-	Reset:       "it broke connections off before answers were complete: see the engine's log",
+	Reset:       "it broke connections off before responses were complete: see the engine's log",
 	ServerError: "it answered 500, 502, 503 or 504: see the engine's log",
 	FirstByte: "it sent no response headers within --eject-first-byte: see whether the engine hangs or is " +
 		"overloaded",
@@ -637,7 +637,7 @@ func (t *Tracker) Endpoints() []Health {
 		if e.ejected {
 			s.Trial = max(e.until.Sub(now), 0)
 			if e.down {
-				s.Waits = "an answer of its metrics page"
+				s.Waits = "a response of its metrics page"
 			}
 		}
 		all = append(all, s)

@@ -26,7 +26,7 @@ var advice = [Causes]string{
 	Capacity:      "workers with the blocks have the fuller caches",
 	Tier:          "blocks in host memory or on disk count less than the device's",
 	Random:        "the temperature spreads requests",
-	NotConfirmed:  "answers do not report cached tokens: vLLM needs --enable-prompt-tokens-details",
+	NotConfirmed:  "responses do not report cached tokens: vLLM needs --enable-prompt-tokens-details",
 	IndexWrong:    "the engines reuse less than the index has: kvepp check compares tokenizer and template",
 }
 
@@ -58,7 +58,7 @@ func (s *Sum) Findings(miscounts uint64, byTime bool) (all []string) {
 	}
 	if share := float64(miscounts) / float64(s.Requests); share >= miscounted {
 		all = append(all, fmt.Sprintf("wrong template: the engines count other prompt tokens than kvepp in "+
-			"%.0f %% of the answers. Tokenizer or chat template differ: kvepp check compares them", 100*min(share, 1)))
+			"%.0f %% of the responses. Tokenizer or template differ: kvepp check compares them", 100*min(share, 1)))
 	} else if share := float64(s.Unpredicted) / prompt; share >= unexpected {
 		all = append(all, fmt.Sprintf("the engines reuse %.0f %% of the prompt tokens that kvepp did not find. "+
 			"Tokenizer or chat template differ, or KV events are missing: kvepp check compares them", 100*share))

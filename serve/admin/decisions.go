@@ -482,10 +482,10 @@ var lostBy = map[string]string{
 	scoring.PartHeld:     "its active requests hold more blocks",
 	scoring.PartRequests: "more requests run there",
 	scoring.PartSteps:    "a prefill step takes longer there, or runs now",
-	scoring.PartDelays:   "the prompt would delay more answers there",
+	scoring.PartDelays:   "the prompt would delay more responses there",
 	scoring.PartEvicts:   "it would evict more that is asked for again",
 	scoring.PartMemory:   "its KV cache has no room",
-	scoring.PartSlower:   "its answers are slower",
+	scoring.PartSlower:   "its responses are slower",
 }
 
 // Finite returns nil for NaN and infinities, which JSON cannot encode.

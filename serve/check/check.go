@@ -157,7 +157,7 @@ func (q *workerCheck) withTimeout(ctx context.Context) (context.Context, context
 // briefError returns an error's text without the URL, because the finding has it.
 func briefError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return "no answer in time"
+		return "no response in time"
 	}
 	text := err.Error()
 	if i := strings.LastIndex(text, ": "); i >= 0 &&

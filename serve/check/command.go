@@ -65,7 +65,7 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 		"`HOST:PORT` at which the gateway reaches kvepp. Empty: --bind-address, or this machine, and --grpc-port")
 	f.BoolVar(&c.json, "json", false,
 		"print a JSON object for each finding: worker, about, state (ok, wrong or unknown), says, fix")
-	f.DurationVar(&c.Wait, "wait", 10*time.Second, "how long to wait for endpoints, and for each of their answers")
+	f.DurationVar(&c.Wait, "wait", 10*time.Second, "how long to wait for endpoints, and for each of their responses")
 }
 
 // Validate checks the flags.

@@ -89,7 +89,7 @@ func Conversations(ctx context.Context, cfg *Config, results []*Result, n int, p
 		case a.Worker.Role != pool.Aggregated:
 			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
 				Says: fmt.Sprintf(
-					"none held: this is a %s worker, whose answers do not show its own cached tokens",
+					"none held: this is a %s worker, whose responses do not show its own cached tokens",
 					a.Worker.Role,
 				)})
 		default:
@@ -272,7 +272,7 @@ func (d *workerConversations) finding() Finding {
 			"%d requests failed; the first: %s",
 			d.failures,
 			briefError(d.failure),
-		), "send the engine a chat yourself; --wait bounds how long an answer may take"
+		), "send the engine a chat yourself; --wait bounds how long a response may take"
 	case d.untokenized > 0:
 		f.Says, f.Fix = fmt.Sprintf(
 			"kvepp cannot tokenize %d requests; the first: %v",

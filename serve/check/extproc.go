@@ -159,7 +159,7 @@ func protocolOf(ctx context.Context, address string, wait time.Duration) (string
 	record := tls.RecordHeaderError{}
 	switch {
 	case ctx.Err() != nil:
-		return "", errors.New("no answer in time")
+		return "", errors.New("no response in time")
 	case errors.As(err, &record) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
 		return protocolPlaintext, nil
 	}

@@ -332,7 +332,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			AboutServed,
 			OK,
 			"",
-			"by %s, as kvepp chose: the answer reports %d of the %d predicted cached tokens",
+			"by %s, as kvepp chose: the response reports %d of the %d predicted cached tokens",
 			d.address,
 			*p.response.cached,
 			d.predicted,
@@ -343,7 +343,7 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 			AboutServed,
 			Wrong,
 			fix,
-			"kvepp chose %s, but another endpoint served: the answer reports none of the %d predicted cached tokens",
+			"kvepp chose %s, but another endpoint served: the response reports none of the %d predicted cached tokens",
 			d.address,
 			d.predicted,
 		)

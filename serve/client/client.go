@@ -58,12 +58,12 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 		f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for running requests to end, for example 10m; the "+
 			"endpoint stays cordoned afterwards. 0: no limit")
 	case "ladder":
-		f.BoolVar(&c.json, "json", false, "print the answer of /debug/ladder")
+		f.BoolVar(&c.json, "json", false, "print the response of /debug/ladder")
 	case "decisions":
 		f.BoolVar(&c.json, "json", false, "print each decision as one line of JSON, as in /debug/decisions")
 		c.decisions.addFlags(f)
 	case "explain":
-		f.BoolVar(&c.json, "json", false, "print the answer of POST /pick")
+		f.BoolVar(&c.json, "json", false, "print the response of POST /pick")
 		c.explain.addFlags(f)
 	case "top":
 		c.top.addFlags(f)
