@@ -26,7 +26,7 @@ func newAdmissionHouse(t *testing.T) *house {
 	for c := range 60 {
 		prompt := []kvblock.SequenceHash{kvblock.SequenceHash(c + 1)}
 		for range 1 + c%2 {
-			turn := cfg.Admission.Arrive(prompt, 4, 0)
+			turn := cfg.Admission.Arrive(prompt, 4e6, 4e6) // caches are of use
 			turn.Start(1000, 0)
 			turn.End(20)
 			<-time.After(10 * time.Second)

@@ -12,6 +12,9 @@
 // The chance of return, and the time for which an idle conversation counts, are learned. Until they are known, idle
 // conversations do not count, so no request waits for them.
 //
+// What holding back protects are cached blocks. So it ends while less than a fifth of the tokens of about the last 200
+// prompts are found in a cache: most of the work is then to compute new tokens, which no wait spares.
+//
 // The package owns the table of conversations. It chooses no worker and has no goroutine; the caller has requests wait.
 //
 // Concurrency: everything is safe for concurrent use.
@@ -47,6 +50,8 @@ const (
 	endBits    = 18
 	// keep is the weight that earlier samples keep with each further one: about the last 200 count.
 	keep = 0.995
+	// leastCached is the least share of prompt tokens that must be found in a cache for holding back to go on.
+	leastCached = 0.2
 )
 
 // Controller knows the conversations. Make one with New.
@@ -68,6 +73,7 @@ type Controller struct {
 
 	outputs          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
 	pause            mean    // seconds from the end of a turn to the next one
+	tokens, cached   float64 // of prompts; weighted by keep
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
 }
 
@@ -140,6 +146,7 @@ func (c *Controller) Arrive(chain []kvblock.SequenceHash, tokens, cached int) *T
 			t.conversation = c.byEnd[chain[i]]
 		}
 	}
+	c.tokens, c.cached = keep*c.tokens+float64(tokens), keep*c.cached+float64(t.cached)
 	if v := t.conversation; v != nil && v.paused {
 		v.paused = false
 		c.pause.add((now - v.ended).Seconds())
@@ -163,9 +170,10 @@ func (t *Turn) continues() bool {
 	return v != nil && (v.running > 0 || v.idle)
 }
 
-// Fits reports whether the conversation is admitted, or a worker has room for it. The worker's KV cache takes capacity
-// tokens; 0: not known, and there is room. Its active requests are this many and hold this many tokens. A worker
-// without requests always has room, so that a conversation larger than any room is admitted in the end.
+// Fits reports whether the conversation is admitted, or a worker has room for it, or holding back protects too little.
+// The worker's KV cache takes capacity tokens; 0: not known, and there is room. Its active requests are this many and
+// hold this many tokens. A worker without requests always has room, so that a conversation larger than any room is
+// admitted in the end.
 func (t *Turn) Fits(w kvblock.Worker, capacity, requests, held int) bool {
 	if capacity <= 0 || requests == 0 {
 		return true
@@ -173,7 +181,7 @@ func (t *Turn) Fits(w kvblock.Worker, capacity, requests, held int) bool {
 	c := t.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t.continues() {
+	if t.continues() || c.cached < leastCached*c.tokens {
 		return true
 	}
 	c.lapse(c.now())

@@ -23,6 +23,7 @@ func newHouse(t *testing.T, cfg Config) *house {
 		t.Fatal(err)
 	}
 	h.Controller = New(cfg)
+	h.tokens, h.cached = 1e9, 1e9 // so far, all of the prompts was found in caches
 	return h
 }
 
@@ -78,6 +79,27 @@ func TestUnknownReturn(t *testing.T) {
 	}
 	if !n.Fits(0, 1000, 0, 900) || !n.Fits(0, 0, 1, 1<<40) {
 		t.Error("no room on an idle worker, or on one of unknown capacity")
+	}
+}
+
+// Nothing is held back while the caches have little of the prompts: the blocks that waits protect are not asked for.
+func TestHoldingThatGainsNothingEnds(t *testing.T) {
+	h := newHouse(t, Config{Fill: 1})
+	full := func() bool { return !h.Arrive(chain(1, 1), 160, 0).Fits(0, 1000, 1, 1000) }
+	if !full() {
+		t.Fatal("a full cache has room")
+	}
+	for range 5000 { // an eighth is found
+		h.Arrive(chain(2, 1), 160, 20)
+	}
+	if full() {
+		t.Error("a conversation is held back, and an eighth of the prompts' tokens is found in caches")
+	}
+	for range 400 { // 50 %
+		h.Arrive(chain(2, 1), 160, 80)
+	}
+	if !full() {
+		t.Error("nothing is held back, and half of the prompts' tokens is found in caches")
 	}
 }
 
