@@ -72,6 +72,7 @@ type Controller struct {
 	running      int   // conversations with a running turn
 
 	outputs          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
+	median           int     // of outputs, as outputOr found it; 0: one of them has changed since
 	pause            mean    // seconds from the end of a turn to the next one
 	tokens, cached   float64 // of prompts; weighted by keep
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
@@ -235,6 +236,7 @@ func (t *Turn) End(output int) {
 			c.outputs = append(c.outputs, make([]mean, more)...)
 		}
 		c.outputs[v.worker].add(float64(output))
+		c.median = 0
 	}
 	v.own = max(t.tokens+c.outputOr(v.worker, output)-v.shared, 0)
 	if v.running--; v.running > 0 {
@@ -255,7 +257,7 @@ func (c *Controller) Forget(w kvblock.Worker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if int(w) < len(c.outputs) {
-		c.outputs[w] = mean{}
+		c.outputs[w], c.median = mean{}, 0
 	}
 	for place := c.idle.Front(); place != nil; {
 		v := place.Value.(*conversation)
@@ -289,17 +291,19 @@ func (c *Controller) outputOr(w kvblock.Worker, tokens int) int {
 	if int(w) < len(c.outputs) && c.outputs[w].samples > 0 {
 		return int(c.outputs[w].value)
 	}
-	var means []float64
-	for _, m := range c.outputs {
-		if m.samples > 0 {
-			means = append(means, m.value)
+	if c.median == 0 {
+		var means []float64
+		for _, m := range c.outputs {
+			if m.samples > 0 {
+				means = append(means, m.value)
+			}
+		}
+		slices.Sort(means)
+		if c.median = defaultOutput; len(means) > 0 {
+			c.median = int(means[(len(means)-1)/2])
 		}
 	}
-	if len(means) == 0 {
-		return defaultOutput
-	}
-	slices.Sort(means)
-	return int(means[(len(means)-1)/2])
+	return c.median
 }
 
 // idleFor returns for how long an idle conversation counts.
