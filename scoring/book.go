@@ -157,30 +157,29 @@ type ActiveSequences struct {
 	// replays in virtual time. Set it before the first call.
 	Clock func() time.Duration
 
-	epoch           time.Time         // the book's clock counts from here
-	mu              sync.Mutex        // guards everything below
-	version         Version           // grows with every booking that is added to a worker
-	loads           []Load            // indexed by worker; without the corrections in adjusted and prefills
-	prefills        []prefills        // indexed by worker
-	adjusted        []adjustment      // indexed by worker
-	adjustedWorkers int               // workers whose adjustment is in use
-	bookings        []booking         // bookings[0] is unused, so that 0 can mean none
-	free            []uint32          // unused indices of bookings
-	byID            map[string]uint32 // named requests -> index in bookings
-	expiring        order             // bookings that expire, oldest first
-	expired         uint64
-	blocks          activeBlocks
-	held            atomic.Int64 // blocks.held after the latest booking or end of one
-	flattened       atomic.Uint64
-	learned         learned
-	numbered        uint64        // bookings of this book so far; numbers of bookings
-	observer        func(*Change) // nil: none
-	change          Change        // scratch memory of the observer's argument
-	copied          []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
-	copies          int           // bookings of all Copies
-	origins         int           // Copies
-	copiedParts     []copied      // indexed like bookings, as far as there were copies
-	stale           bool          // copies are not priced, see SetPeersStaleness
+	epoch       time.Time         // the book's clock counts from here
+	mu          sync.Mutex        // guards everything below
+	version     Version           // grows with every booking that is added to a worker
+	loads       []Load            // indexed by worker; without the corrections in adjusted and prefills
+	prefills    []prefills        // indexed by worker
+	adjusted    []adjustment      // indexed by worker
+	bookings    []booking         // bookings[0] is unused, so that 0 can mean none
+	free        []uint32          // unused indices of bookings
+	byID        map[string]uint32 // named requests -> index in bookings
+	expiring    order             // bookings that expire, oldest first
+	expired     uint64
+	blocks      activeBlocks
+	held        atomic.Int64 // blocks.held after the latest booking or end of one
+	flattened   atomic.Uint64
+	learned     learned
+	numbered    uint64        // bookings of this book so far; numbers of bookings
+	observer    func(*Change) // nil: none
+	change      Change        // scratch memory of the observer's argument
+	copied      []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
+	copies      int           // bookings of all Copies
+	origins     int           // Copies
+	copiedParts []copied      // indexed like bookings, as far as there were copies
+	stale       bool          // copies are not priced, see SetPeersStaleness
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -255,25 +254,11 @@ type Booking struct {
 // Errors, which book nothing: ErrNoCandidates, ErrDuplicateRequest, ErrNoFiniteCost, ErrChanged, and a description of a
 // number that is out of range.
 func (a *ActiveSequences) SelectAndAdd(
-	req Request,
-	candidates []Candidate,
-	cfg *Config,
-	rng *rand.Rand,
-	costs []float64,
+	req Request, candidates []Candidate, cfg *Config, rng *rand.Rand, costs []float64,
 ) (Selection, Booking, error) {
-	if costs != nil && len(costs) != len(candidates) {
-		return Selection{}, Booking{}, fmt.Errorf(
-			"scoring: room for %d costs, but %d candidates",
-			len(costs),
-			len(candidates),
-		)
-	}
-	if req.Terms != nil && len(req.Terms) != len(candidates) {
-		return Selection{}, Booking{}, fmt.Errorf(
-			"scoring: room for %d terms, but %d candidates",
-			len(req.Terms),
-			len(candidates),
-		)
+	if costs != nil && len(costs) != len(candidates) || req.Terms != nil && len(req.Terms) != len(candidates) {
+		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs and %d terms, but %d candidates", len(costs),
+			len(req.Terms), len(candidates))
 	}
 	all, err := look(req, candidates)
 	if err != nil {
@@ -290,22 +275,18 @@ func (a *ActiveSequences) SelectAndAdd(
 	if costs == nil {
 		costs = grown(&a.costs, len(candidates))
 	}
+	if cfg.Mode == KV || req.Terms != nil {
+		a.price(req, candidates, cfg, all.unit, costs)
+	}
 	var i int
 	if cfg.Mode != KV {
 		i = a.chooseByMode(candidates, cfg, rng)
 		for j := range candidates {
 			costs[j] = float64(a.requests(&candidates[j]))
 		}
-	} else {
-		a.price(req, candidates, cfg, all.unit, costs)
-		i, err = cfg.choose(costs, rng)
-	}
-	if err != nil {
+	} else if i, err = cfg.choose(costs, rng); err != nil {
 		a.closeWalks()
 		return Selection{}, Booking{}, err
-	}
-	if req.Terms != nil {
-		a.explain(req, candidates, cfg, &all)
 	}
 	var sel Selection
 	var b Booking
@@ -431,7 +412,7 @@ func (a *ActiveSequences) LoadsAndVersion(dst []Load) ([]Load, Version) {
 func (a *ActiveSequences) load(w kvblock.Worker, now time.Duration) Load {
 	load := a.loads[w]
 	load.PrefillTokens = a.waiting(w, now)
-	if s := &a.adjusted[w]; s.used {
+	if s := &a.adjusted[w]; *s != (adjustment{}) {
 		load.ActiveBlocks = int(math.Round(float64(load.ActiveBlocks) + s.blocks))
 		load.ActiveTokens = int(math.Round(float64(load.ActiveTokens) + s.tokens))
 	}
@@ -455,10 +436,7 @@ type PotentialLoad struct {
 //
 // Errors: as of SelectAndAdd.
 func (a *ActiveSequences) PotentialLoads(
-	req Request,
-	candidates []Candidate,
-	cfg *Config,
-	dst []PotentialLoad,
+	req Request, candidates []Candidate, cfg *Config, dst []PotentialLoad,
 ) ([]PotentialLoad, error) {
 	all, err := look(req, candidates)
 	if err != nil {
@@ -529,7 +507,7 @@ type overview struct {
 	unit int            // block size that costs are expressed in: the smallest one, in tokens
 }
 
-// look summarizes the candidates in one pass. It makes a second pass only if a number may be out of range.
+// look checks and summarizes the candidates. It names the first number that is out of range.
 func look(req Request, candidates []Candidate) (overview, error) {
 	if len(candidates) == 0 {
 		return overview{}, ErrNoCandidates
@@ -538,78 +516,35 @@ func look(req Request, candidates []Candidate) (overview, error) {
 		return overview{}, fmt.Errorf("scoring: %d prompt tokens, but must be 0 to %d", req.ISLTokens, MaxISLTokens)
 	}
 	all := overview{unit: MaxBlockSize + 1}
-	prompt := candidates[0].Prompt
-	if prompt != nil && prompt.BlockSize > 0 {
-		all.unit = prompt.BlockSize
-	}
-	one := true                    // all candidates have one prompt
-	var blocks, multipliers uint64 // bitwise or over all candidates: a negative number sets the highest bit
 	for i := range candidates {
 		c := &candidates[i]
-		all.top = max(all.top, c.Worker)
-		blocks |= uint64(c.DeviceBlocks) | uint64(c.HostBlocks) | uint64(c.DiskBlocks) | uint64(c.SharedBlocks)
-		multipliers |= math.Float64bits(c.CostMultiplier)
-		if c.Prompt != prompt {
-			one = false
-			if prompt = c.Prompt; prompt != nil && prompt.BlockSize > 0 {
-				all.unit = min(all.unit, prompt.BlockSize)
-			}
+		if c.Worker >= MaxWorkers {
+			return all, fmt.Errorf("scoring: candidate %d: worker number %d, but must be below %d", i, c.Worker, MaxWorkers)
 		}
-	}
-	if all.top >= MaxWorkers || blocks >= maxOverlapBlocks || multipliers != 0 || !one ||
-		prompt != nil && uint(prompt.BlockSize) > MaxBlockSize {
-		if err := check(candidates); err != nil {
-			return overview{}, err
+		all.top = max(all.top, c.Worker)
+		if p := c.Prompt; p != nil && p.BlockSize != 0 {
+			if p.BlockSize < 0 || p.BlockSize > MaxBlockSize {
+				return all, fmt.Errorf("scoring: candidate %d: block size %d, but must be 0 to %d tokens", i,
+					p.BlockSize, MaxBlockSize)
+			}
+			all.unit = min(all.unit, p.BlockSize)
+		}
+		// A negative number makes the unsigned maximum huge.
+		if max(uint64(c.DeviceBlocks), uint64(c.HostBlocks), uint64(c.DiskBlocks), uint64(c.SharedBlocks)) >
+			maxOverlapBlocks {
+			return all, fmt.Errorf("scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared blocks, "+
+				"but each must be 0 to %d", i, c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks,
+				maxOverlapBlocks)
+		}
+		if !(c.CostMultiplier >= 0 && c.CostMultiplier <= math.MaxFloat64) {
+			return all, fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be a finite number of at least 0",
+				i, c.CostMultiplier)
 		}
 	}
 	if all.unit > MaxBlockSize {
 		all.unit = NominalBlockSize
 	}
 	return all, nil
-}
-
-// check names the first number that is out of range.
-func check(candidates []Candidate) error {
-	for i := range candidates {
-		c := &candidates[i]
-		if c.Worker >= MaxWorkers {
-			return fmt.Errorf("scoring: candidate %d: worker number %d, but must be below %d", i, c.Worker, MaxWorkers)
-		}
-		if c.Prompt != nil && (c.Prompt.BlockSize < 0 || c.Prompt.BlockSize > MaxBlockSize) {
-			return fmt.Errorf(
-				"scoring: candidate %d: block size %d, but must be 0 to %d tokens",
-				i,
-				c.Prompt.BlockSize,
-				MaxBlockSize,
-			)
-		}
-		// One comparison checks four numbers: a negative one makes the unsigned maximum huge.
-		if max(
-			uint64(c.DeviceBlocks),
-			uint64(c.HostBlocks),
-			uint64(c.DiskBlocks),
-			uint64(c.SharedBlocks),
-		) > maxOverlapBlocks {
-			return fmt.Errorf(
-				"scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared blocks, but each must "+
-					"be 0 to %d",
-				i,
-				c.DeviceBlocks,
-				c.HostBlocks,
-				c.DiskBlocks,
-				c.SharedBlocks,
-				maxOverlapBlocks,
-			)
-		}
-		if !(c.CostMultiplier >= 0) || math.IsInf(c.CostMultiplier, 0) {
-			return fmt.Errorf(
-				"scoring: candidate %d: cost multiplier %v, but must be a finite number of at least 0",
-				i,
-				c.CostMultiplier,
-			)
-		}
-	}
-	return nil
 }
 
 // open begins a request. It walks each distinct prompt once and sets a.variants and a.added. The caller must then call
@@ -686,31 +621,23 @@ func (a *ActiveSequences) closeWalks() {
 	}
 }
 
-// price sets costs[i] for each candidate i.
+// price sets costs[i], and req.Terms[i] if there is room, for each candidate i, between open and add. If copies are not
+// priced, the terms lose what copies brought.
 func (a *ActiveSequences) price(req Request, candidates []Candidate, cfg *Config, unit int, costs []float64) {
 	t := a.common(req, candidates, cfg, unit)
-	for i := range candidates {
-		a.terms(&t, cfg, &candidates[i], a.added[i])
-		if a.stale {
-			t.Peers = a.peerTerms(&t, &candidates[i])
-			own := t.WithoutPeers()
-			costs[i] = cfg.Cost(&own)
-			continue
-		}
-		costs[i] = cfg.Cost(&t)
-	}
-}
-
-// explain sets req.Terms[i] for each candidate i, between open and add.
-func (a *ActiveSequences) explain(req Request, candidates []Candidate, cfg *Config, all *overview) {
-	t := a.common(req, candidates, cfg, all.unit)
+	peers := a.stale || req.Terms != nil && a.copies > 0
 	for i := range candidates {
 		c := &candidates[i]
 		a.terms(&t, cfg, c, a.added[i])
-		if a.copies > 0 {
-			a.explainPeers(&t, c)
+		if peers {
+			t.Peers = a.peerTerms(&t, c)
+			if a.stale {
+				t = t.WithoutPeers()
+			}
 		}
-		req.Terms[i] = t
+		if costs[i] = cfg.Cost(&t); req.Terms != nil {
+			req.Terms[i] = t
+		}
 	}
 }
 
@@ -766,11 +693,7 @@ func (c *Candidate) overlap(t *Terms, unit int) {
 
 // selection returns the Selection for candidates[i], without cost and blocks, and that candidate's block size.
 func (a *ActiveSequences) selection(
-	req Request,
-	candidates []Candidate,
-	i int,
-	cfg *Config,
-	unit int,
+	req Request, candidates []Candidate, i int, cfg *Config, unit int,
 ) (sel Selection, blockSize int) {
 	c, t := &candidates[i], Terms{ISLTokens: req.ISLTokens}
 	c.overlap(&t, unit)

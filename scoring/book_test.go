@@ -274,7 +274,7 @@ func TestRefused(t *testing.T) {
 			"overlap of 9223372036854775807 device"},
 		{"multiplier", 8, with(func(c *Candidate) { c.CostMultiplier = math.NaN() }), nil,
 			"candidate 1: cost multiplier NaN"},
-		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs, but 2 candidates"},
+		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs and 0 terms, but 2 candidates"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := NewActiveSequences()
@@ -313,13 +313,8 @@ func wantEmpty(t *testing.T, a *ActiveSequences) {
 	if n := a.blocks.copied() + a.blocks.held(); n != 0 || a.blocks.keeping < 0 || a.blocks.keeping > maxKept {
 		t.Errorf("%d bytes of blocks are held, and %d kept", n, a.blocks.keeping)
 	}
-	if a.expiring != (order{}) || a.adjustedWorkers != 0 || len(a.blocks.weights) != 0 {
-		t.Errorf(
-			"still known: expiring %v, %d adjusted workers, %d weights",
-			a.expiring,
-			a.adjustedWorkers,
-			len(a.blocks.weights),
-		)
+	if a.expiring != (order{}) || len(a.blocks.weights) != 0 {
+		t.Errorf("still known: expiring %v, %d weights", a.expiring, len(a.blocks.weights))
 	}
 	for w := range a.prefills {
 		if a.prefills[w].waiting != (order{}) || a.adjusted[w] != (adjustment{}) {

@@ -18,46 +18,26 @@ var ErrNoFiniteCost = errors.New("scoring: no candidate has a finite cost")
 //
 // Source: dynamo-kv-router 1.6.1, the default policy's picker.
 func Choose(costs []float64, temperature float64, rng *rand.Rand) (int, error) {
-	if temperature == 0 {
-		l := newLowest()
-		for i, cost := range costs {
-			if cost <= l.cost {
-				l.offer(i, cost, rng)
+	if temperature > 0 {
+		return draw(costs, temperature, rng)
+	}
+	lowest, chosen, ties := math.MaxFloat64, -1, 0
+	for i, cost := range costs {
+		switch {
+		case !(cost <= lowest && cost >= -math.MaxFloat64): // also NaN
+		case cost < lowest || chosen < 0:
+			lowest, chosen, ties = cost, i, 1
+		default:
+			// Reservoir sampling of one: the k-th tie takes over with probability 1/k.
+			if ties++; intN(rng, ties) == 0 {
+				chosen = i
 			}
 		}
-		return l.choice()
 	}
-	return draw(costs, temperature, rng)
-}
-
-// lowest is the lowest cost so far, and the index chosen among its ties. Offer it every cost in order. Costs above
-// cost, which are nearly all, may be left out.
-type lowest struct {
-	cost  float64
-	index int // -1: none yet
-	ties  int
-}
-
-func newLowest() lowest { return lowest{cost: math.MaxFloat64, index: -1} }
-
-func (l *lowest) offer(i int, cost float64, rng *rand.Rand) {
-	switch {
-	case !(cost <= l.cost && cost >= -math.MaxFloat64): // also NaN
-	case cost < l.cost || l.index < 0:
-		l.cost, l.index, l.ties = cost, i, 1
-	default:
-		// Reservoir sampling of one: the k-th tie takes over with probability 1/k.
-		if l.ties++; intN(rng, l.ties) == 0 {
-			l.index = i
-		}
-	}
-}
-
-func (l *lowest) choice() (int, error) {
-	if l.index < 0 {
+	if chosen < 0 {
 		return 0, ErrNoFiniteCost
 	}
-	return l.index, nil
+	return chosen, nil
 }
 
 func finite(cost float64) bool { return math.Abs(cost) <= math.MaxFloat64 }

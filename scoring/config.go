@@ -107,9 +107,7 @@ func (c Config) With(o *overrides.Overrides) Config {
 	set(&c.AssumeKVReuse, o.AssumeKVReuse)
 	set(&c.TrackPrefillTokens, o.TrackPrefillTokens)
 	if weight := o.OverlapScoreWeight; weight != nil {
-		if c.PrefillLoadScale = *weight; *weight == 0 {
-			c.OverlapScoreCredit = 0
-		}
+		c.SetOverlapScoreWeight(*weight)
 	}
 	return c
 }

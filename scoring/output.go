@@ -15,10 +15,7 @@ type output struct {
 
 // adjustment is the difference between a worker's weighted blocks and their number: negative for blocks of requests
 // near their end, positive for generated blocks.
-type adjustment struct {
-	used           bool
-	blocks, tokens float64
-}
+type adjustment struct{ blocks, tokens float64 }
 
 // NotKnown stands for an unknown remaining share of a response.
 const NotKnown = -1
@@ -35,18 +32,14 @@ func (b Booking) AddOutputBlocks(n int, left float64) {
 		if n <= 0 {
 			return
 		}
-		a.addOutput(&a.bookings[b.index], n, left)
+		of := &a.bookings[b.index]
+		of.output.blocks += n
+		of.output.weight += float64(n)
+		a.adjust(of.worker, float64(n), of.blockSize)
+		if left >= 0 {
+			a.weigh(of, min(left, 1))
+		}
 	})
-}
-
-// addOutput is AddOutputBlocks for n above 0.
-func (a *ActiveSequences) addOutput(b *booking, n int, left float64) {
-	b.output.blocks += n
-	b.output.weight += float64(n)
-	a.adjust(b.worker, float64(n), b.blockSize)
-	if left >= 0 {
-		a.weigh(b, min(left, 1))
-	}
 }
 
 // weigh sets the weight of the blocks that only this request holds on its worker.
@@ -68,20 +61,13 @@ func (a *ActiveSequences) weigh(b *booking, part float64) {
 // adjust changes the weight of a worker's blocks.
 func (a *ActiveSequences) adjust(w kvblock.Worker, blocks float64, blockSize int) {
 	s := &a.adjusted[w]
-	if !s.used {
-		s.used = true
-		a.adjustedWorkers++
-	}
 	s.blocks += blocks
 	s.tokens += blocks * float64(blockSize)
 }
 
 // dropAdjustment clears rounding errors on a worker without requests.
 func (a *ActiveSequences) dropAdjustment(w kvblock.Worker) {
-	if a.adjusted[w].used {
-		a.adjusted[w] = adjustment{}
-		a.adjustedWorkers--
-	}
+	a.adjusted[w] = adjustment{}
 }
 
 // endOutput takes off what an ending booking holds beyond its prompt.

@@ -59,12 +59,3 @@ func (t *Terms) WithoutPeers() Terms {
 	own.Time.QueuedPrefills = max(min(own.Time.QueuedPrefills, own.ActiveRequests-own.Time.DecodingRequests-1), 0)
 	return own
 }
-
-// explainPeers sets the part of a candidate's terms that copies brought. If they are not priced, the terms lose it, so
-// that Cost of them is the cost.
-func (a *ActiveSequences) explainPeers(t *Terms, c *Candidate) {
-	t.Peers = a.peerTerms(t, c)
-	if a.stale {
-		*t = t.WithoutPeers()
-	}
-}
