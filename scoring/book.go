@@ -257,8 +257,8 @@ func (a *ActiveSequences) SelectAndAdd(
 	req Request, candidates []Candidate, cfg *Config, rng *rand.Rand, costs []float64,
 ) (Selection, Booking, error) {
 	if costs != nil && len(costs) != len(candidates) || req.Terms != nil && len(req.Terms) != len(candidates) {
-		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs and %d terms, but %d candidates", len(costs),
-			len(req.Terms), len(candidates))
+		return Selection{}, Booking{}, fmt.Errorf("scoring: room for %d costs and %d terms, but %d candidates",
+			len(costs), len(req.Terms), len(candidates))
 	}
 	all, err := look(req, candidates)
 	if err != nil {
@@ -519,7 +519,8 @@ func look(req Request, candidates []Candidate) (overview, error) {
 	for i := range candidates {
 		c := &candidates[i]
 		if c.Worker >= MaxWorkers {
-			return all, fmt.Errorf("scoring: candidate %d: worker number %d, but must be below %d", i, c.Worker, MaxWorkers)
+			return all, fmt.Errorf("scoring: candidate %d: worker number %d, but must be below %d", i, c.Worker,
+				MaxWorkers)
 		}
 		all.top = max(all.top, c.Worker)
 		if p := c.Prompt; p != nil && p.BlockSize != 0 {
@@ -532,13 +533,13 @@ func look(req Request, candidates []Candidate) (overview, error) {
 		// A negative number makes the unsigned maximum huge.
 		if max(uint64(c.DeviceBlocks), uint64(c.HostBlocks), uint64(c.DiskBlocks), uint64(c.SharedBlocks)) >
 			maxOverlapBlocks {
-			return all, fmt.Errorf("scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared blocks, "+
-				"but each must be 0 to %d", i, c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks,
+			return all, fmt.Errorf("scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared "+
+				"blocks, but each must be 0 to %d", i, c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks,
 				maxOverlapBlocks)
 		}
 		if !(c.CostMultiplier >= 0 && c.CostMultiplier <= math.MaxFloat64) {
-			return all, fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be a finite number of at least 0",
-				i, c.CostMultiplier)
+			return all, fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be a finite number of at least "+
+				"0", i, c.CostMultiplier)
 		}
 	}
 	if all.unit > MaxBlockSize {

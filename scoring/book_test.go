@@ -274,7 +274,7 @@ func TestRefused(t *testing.T) {
 			"overlap of 9223372036854775807 device"},
 		{"multiplier", 8, with(func(c *Candidate) { c.CostMultiplier = math.NaN() }), nil,
 			"candidate 1: cost multiplier NaN"},
-		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs and 0 terms, but 2 candidates"},
+		{"too little room", 8, []Candidate{good, good}, make([]float64, 1), "room for 1 costs and 0 terms, but 2"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := NewActiveSequences()
