@@ -538,8 +538,8 @@ func look(req Request, candidates []Candidate) (overview, error) {
 				maxOverlapBlocks)
 		}
 		if !(c.CostMultiplier >= 0 && c.CostMultiplier <= math.MaxFloat64) {
-			return all, fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be a finite number of at least "+
-				"0", i, c.CostMultiplier)
+			return all, fmt.Errorf("scoring: candidate %d: cost multiplier %v, but must be finite and at least 0", i,
+				c.CostMultiplier)
 		}
 	}
 	if all.unit > MaxBlockSize {
