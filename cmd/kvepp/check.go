@@ -204,26 +204,26 @@ func (c *checkOptions) gatewayToCheck() (*check.Gateway, error) {
 		return nil, err
 	}
 	at := func(port uint16) string {
-		return api.Dialable(net.JoinHostPort(c.bindAddress, strconv.Itoa(int(port))))
+		return api.Dialable(net.JoinHostPort(c.ports.BindAddress, strconv.Itoa(int(port))))
 	}
 	g := &check.Gateway{
 		URL:          c.tests.Gateway.URL,
 		Key:          key,
-		ExtProc:      cmp.Or(c.tests.Gateway.ExtProc, at(c.grpcPort)),
+		ExtProc:      cmp.Or(c.tests.Gateway.ExtProc, at(c.ports.GRPCPort)),
 		AdminToken:   admin,
 		MetricsToken: metrics,
 		HTTP: &http.Client{
 			Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: c.tests.Gateway.Insecure}},
 		},
 	}
-	if c.adminAddress != "" {
-		g.Admin = "http://" + api.Dialable(c.adminAddress)
+	if c.ports.AdminAddress != "" {
+		g.Admin = "http://" + api.Dialable(c.ports.AdminAddress)
 	}
 	switch {
-	case c.metricsAddress != "":
-		g.MetricsPage = "http://" + api.Dialable(c.metricsAddress) + "/metrics"
-	case c.metricsPort != 0:
-		g.MetricsPage = "http://" + at(c.metricsPort) + "/metrics"
+	case c.ports.MetricsAddress != "":
+		g.MetricsPage = "http://" + api.Dialable(c.ports.MetricsAddress) + "/metrics"
+	case c.ports.MetricsPort != 0:
+		g.MetricsPage = "http://" + at(c.ports.MetricsPort) + "/metrics"
 	}
 	return g, nil
 }

@@ -105,15 +105,19 @@ var toolVariables = []string{
 // checkEnvironment returns an error that names each variable KVEPP_* in environ (NAME=VALUE each) that belongs to no
 // flag of any command.
 func checkEnvironment(environ []string) error {
-	var sets []flags.Prefixed
+	return flags.UnknownVariables(environ, allFlags(), toolVariables, func(flag string) error {
+		return absentFlag(strings.TrimPrefix(flag, selectPrefix))
+	})
+}
+
+// allFlags returns the flags of every command.
+func allFlags() (sets []flags.Prefixed) {
 	for _, c := range commands {
 		if c.flags != nil {
 			sets = append(sets, flags.Prefixed{FlagSet: c.flags(), Prefix: c.prefix})
 		}
 	}
-	return flags.UnknownVariables(environ, sets, toolVariables, func(flag string) error {
-		return absentFlag(strings.TrimPrefix(flag, selectPrefix))
-	})
+	return sets
 }
 
 // elsewhere returns why a command does not have a flag; nil if no other command has it either.
@@ -138,7 +142,13 @@ func parse(f *pflag.FlagSet, args []string, path *string, getenv func(string) st
 // settingsFile are the flags about files of settings. serve, check, indexer and select have them.
 type settingsFile struct {
 	flags.File
-	flags *pflag.FlagSet // that were parsed
+	flags  *pflag.FlagSet // of the command
+	unread []string       // variables that are set, and are other commands'
+}
+
+// reads notes the flags of the command, which getenv gives values.
+func (s *settingsFile) reads(f *pflag.FlagSet, getenv func(string) string) {
+	s.flags, s.unread = f, flags.Unread(f, allFlags(), getenv)
 }
 
 // printsConfig writes the effective settings to out if --print-config asks for it, and reports whether it did.
@@ -157,6 +167,10 @@ func (s *settingsFile) logStart(command string, log *slog.Logger) {
 		log.Info("settings that differ from their defaults", changed...)
 	} else {
 		log.Info("all settings have their defaults")
+	}
+	if len(s.unread) > 0 {
+		log.Warn("environment variables of other commands are set, and have no effect on this one",
+			"variables", strings.Join(s.unread, ","))
 	}
 }
 

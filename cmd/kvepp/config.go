@@ -38,18 +38,11 @@ import (
 // options are the settings of `kvepp serve`: one field for each flag, and in config what follows from them. parseServe
 // fills and checks them once; nothing changes them after that.
 type options struct {
-	bindAddress                      string
-	grpcPort                         uint16
-	grpcHealthPort                   uint16
-	metricsPort                      uint16
-	adminAddress                     string
-	hosts                            listen.Hosts
-	adminTokenFile                   string
+	ports                            listen.Config
+	adminTokenFile, metricsTokenFile string
 	indexPeers                       []string
 	warmUpTimeout                    time.Duration
-	metricsAddress, metricsTokenFile string
 	transport
-	drainTimeout, drainDelay time.Duration
 	replicaFlags
 
 	sources join.Config
@@ -95,7 +88,7 @@ func parseServe(o *options, args []string, getenv func(string) string) error {
 
 // parseWith is parseServe for a command that has further flags: f has those of o and the others.
 func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) string) error {
-	o.flags = f
+	o.reads(f, getenv)
 	if err := parse(f, args, &o.Path, withoutDirect(getenv)); err != nil {
 		return err
 	}
@@ -228,55 +221,56 @@ func checkThresholds(t *router.Thresholds) error {
 }
 
 func (o *options) checkDurations() error {
-	return cmp.Or(flags.NotNegative("drain-delay", o.drainDelay), flags.NotNegative("drain-timeout", o.drainTimeout),
-		flags.NotNegative("warmup-timeout", o.warmUpTimeout))
+	return cmp.Or(flags.NotNegative("drain-delay", o.ports.DrainDelay),
+		flags.NotNegative("drain-timeout", o.ports.DrainTimeout), flags.NotNegative("warmup-timeout", o.warmUpTimeout))
 }
 
 // checkListeners checks addresses and ports, and refuses an admin address that other machines can reach without a
 // token: requests there read what workers hold, and change thresholds.
 func (o *options) checkListeners() error {
 	switch {
-	case o.grpcPort == 0 || o.grpcHealthPort == 0:
+	case o.ports.GRPCPort == 0 || o.ports.HealthPort == 0:
 		return errors.New("--grpc-port and --grpc-health-port: must be from 1 to 65535, for example 9002 and 9003")
-	case o.drainDelay > o.drainTimeout && o.given("drain-delay"):
+	case o.ports.DrainDelay > o.ports.DrainTimeout && o.given("drain-delay"):
 		return fmt.Errorf(
 			"--drain-delay %s is a part of --drain-timeout, which is %s; shorten the first or lengthen the second",
-			o.drainDelay,
-			o.drainTimeout,
+			o.ports.DrainDelay,
+			o.ports.DrainTimeout,
 		)
 	}
 	if err := checkTraceURL(o.traceURL); err != nil {
 		return fmt.Errorf("--trace-url %q: %w", o.traceURL, err)
 	}
-	if o.adminAddress != "" {
-		host, _, err := net.SplitHostPort(o.adminAddress)
+	if o.ports.AdminAddress != "" {
+		host, _, err := net.SplitHostPort(o.ports.AdminAddress)
 		if err != nil {
-			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.adminAddress)
+			return fmt.Errorf("--admin-address %q: must look like HOST:PORT", o.ports.AdminAddress)
 		}
 		if ip := net.ParseIP(host); host != "localhost" && !ip.IsLoopback() && o.adminTokenFile == "" {
 			return fmt.Errorf(
 				"--admin-address %s can be reached from elsewhere, and nothing guards it: give --admin-token-file as "+
 					"well, or listen at 127.0.0.1",
-				o.adminAddress,
+				o.ports.AdminAddress,
 			)
 		}
 	}
-	metricsPort := o.metricsPort
-	if o.metricsAddress != "" {
+	metricsPort := o.ports.MetricsPort
+	if o.ports.MetricsAddress != "" {
 		metricsPort = 0
 	}
 	switch {
-	case o.grpcPort == o.grpcHealthPort:
-		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own", o.grpcPort)
-	case metricsPort == o.grpcPort:
+	case o.ports.GRPCPort == o.ports.HealthPort:
+		return fmt.Errorf("--grpc-port and --grpc-health-port are both %d; give each a port of its own",
+			o.ports.GRPCPort)
+	case metricsPort == o.ports.GRPCPort:
 		return fmt.Errorf("--metrics-port and --grpc-port are both %d; give each a port of its own", metricsPort)
-	case metricsPort == o.grpcHealthPort:
+	case metricsPort == o.ports.HealthPort:
 		return fmt.Errorf("--metrics-port and --grpc-health-port are both %d; give each a port of its own", metricsPort)
-	case o.metricsAddress == "":
+	case o.ports.MetricsAddress == "":
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
-		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.metricsAddress)
+	if _, _, err := net.SplitHostPort(o.ports.MetricsAddress); err != nil {
+		return fmt.Errorf("--metrics-address %q: must look like HOST:PORT", o.ports.MetricsAddress)
 	}
 	return nil
 }
@@ -314,7 +308,7 @@ const maxDecisions = 1000
 
 // keptDecisions returns how many decisions kvepp keeps: none if no admin address could show them.
 func (o *options) keptDecisions() int {
-	if o.adminAddress == "" {
+	if o.ports.AdminAddress == "" {
 		return 0
 	}
 	return maxDecisions

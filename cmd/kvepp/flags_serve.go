@@ -42,16 +42,16 @@ func serveFlags(o *options) *pflag.FlagSet {
 }
 
 func (o *options) addExternalProcessor(f *pflag.FlagSet) {
-	f.StringVar(&o.bindAddress, "bind-address", "", "`ADDRESS` to listen on. Empty: all interfaces")
-	f.Uint16Var(&o.grpcPort, "grpc-port", 9002, "`PORT` at which Envoy calls kvepp (ext_proc)")
-	f.Uint16Var(&o.grpcHealthPort, "grpc-health-port", 9003,
+	f.StringVar(&o.ports.BindAddress, "bind-address", "", "`ADDRESS` to listen on. Empty: all interfaces")
+	f.Uint16Var(&o.ports.GRPCPort, "grpc-port", 9002, "`PORT` at which Envoy calls kvepp (ext_proc)")
+	f.Uint16Var(&o.ports.HealthPort, "grpc-health-port", 9003,
 		"`PORT` of the gRPC health service without TLS; it also answers at --grpc-port")
 	o.transport.AddFlags(f)
 }
 
 func (o *options) addMetrics(f *pflag.FlagSet) {
-	f.Uint16Var(&o.metricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
-	f.StringVar(&o.metricsAddress, "metrics-address", "",
+	f.Uint16Var(&o.ports.MetricsPort, "metrics-port", 9090, "`PORT` of Prometheus metrics, at /metrics; 0: none")
+	f.StringVar(&o.ports.MetricsAddress, "metrics-address", "",
 		"`HOST:PORT` of the metrics, in place of --bind-address and --metrics-port")
 	f.StringVar(&o.metricsTokenFile, "metrics-token-file", "",
 		"`FILE` with the token that requests for metrics must bring, as \"Authorization: Bearer TOKEN\"; kvepp reads "+
@@ -62,7 +62,7 @@ func (o *options) addMetrics(f *pflag.FlagSet) {
 }
 
 func (o *options) addAdmin(f *pflag.FlagSet) {
-	f.StringVar(&o.adminAddress, "admin-address", "",
+	f.StringVar(&o.ports.AdminAddress, "admin-address", "",
 		"`HOST:PORT` of the web page (/), for kvepp workers, cordon and drain, and for queries about the index and "+
 			"decisions. Its paths: /workers, /debug/fleet, /debug/decisions, /busy_threshold as in "+
 			"dynamo.frontend, /query, /query_by_hash, /dump and /health as in dynamo.indexer, and /debug/pprof/ for "+
@@ -71,7 +71,7 @@ func (o *options) addAdmin(f *pflag.FlagSet) {
 		"`FILE` with the token that requests at --admin-address, except /health, must bring, as \"Authorization: "+
 			"Bearer TOKEN\"; the page asks for it once. kvepp reads it again when it changes. Without it "+
 			"--admin-address must be a loopback address")
-	o.hosts.AddFlags(f)
+	o.ports.Hosts.AddFlags(f)
 	f.StringVar(&o.traceURL, "trace-url", "",
 		"`URL` of a trace in Jaeger, Tempo or Grafana, with {trace_id} in place of its id: the page links each "+
 			"decision to it whose spans kvepp exports, and /debug/decisions has it as trace_url. None: no link")
@@ -86,9 +86,9 @@ func (o *options) addIndexPeers(f *pflag.FlagSet) {
 }
 
 func (o *options) addLife(f *pflag.FlagSet) {
-	f.DurationVar(&o.drainTimeout, "drain-timeout", 30*time.Second,
+	f.DurationVar(&o.ports.DrainTimeout, "drain-timeout", 30*time.Second,
 		"after SIGTERM, how long running requests may take to end")
-	f.DurationVar(&o.drainDelay, "drain-delay", 5*time.Second,
+	f.DurationVar(&o.ports.DrainDelay, "drain-delay", 5*time.Second,
 		"after SIGTERM, how long kvepp still serves new requests, so that proxies notice that health checks say "+
 			"NOT_SERVING; a part of --drain-timeout")
 }

@@ -262,7 +262,7 @@ func TestDeprecatedWeight(t *testing.T) {
 		t.Errorf("weight 0: %+v", o.scoring)
 	}
 	if o := parsed(t, base, nil); o.scoring.OverlapScoreWeight != nil || o.scoring.PrefillLoadScale != 1 ||
-		o.drainTimeout != 30*time.Second {
+		o.ports.DrainTimeout != 30*time.Second {
 		t.Errorf("defaults: %+v", o)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"os/signal"
@@ -12,6 +13,7 @@ import (
 
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/serve/api"
@@ -36,14 +38,11 @@ func indexerFlags(o *indexerOptions) *pflag.FlagSet {
 // parseIndexer reads the arguments, and then sets the remaining flags from the environment.
 func parseIndexer(o *indexerOptions, args []string, getenv func(string) string) error {
 	f := indexerFlags(o)
-	o.flags = f
+	o.reads(f, getenv)
 	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
-	if err := o.check(); err != nil {
-		return err
-	}
-	return o.Config.Validate()
+	return flags.WithSource(f, cmp.Or(o.check(), o.Config.Validate()))
 }
 
 // runIndexer runs the service until SIGTERM or SIGINT.

@@ -58,7 +58,7 @@ func serveHere(t testing.TB, endpoints string, flags ...string) *served {
 	s.decide(ctx)
 	// A stream of decisions ends when its client leaves: the browser must have ended before web is closed.
 	web := httptest.NewUnstartedServer(nil)
-	web.Config = listen.WebServer(s.adminHandler(), &o.hosts)
+	web.Config = listen.WebServer(s.adminHandler(), &o.ports.Hosts)
 	web.Start()
 	t.Cleanup(func() { web.CloseClientConnections(); web.Close() })
 	return &served{server: s, t: t, web: web}

@@ -41,7 +41,7 @@ func selectFlags(o *selectOptions) *pflag.FlagSet {
 // parseSelect reads the arguments, and then sets the remaining flags from the environment.
 func parseSelect(o *selectOptions, args []string, getenv func(string) string) error {
 	f := selectFlags(o)
-	o.flags = f
+	o.reads(f, getenv)
 	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}

@@ -340,7 +340,7 @@ func (s *server) decide(ctx context.Context) {
 	p.Tracer, p.AccessLog = s.tracer, s.accessLog
 	s.picker = extproc.NewServer(p, s.router, s.m, s.log)
 	s.picker.Export()
-	if s.adminAddress != "" {
+	if s.ports.AdminAddress != "" {
 		go s.live.Remember(ctx)
 	}
 }
@@ -380,9 +380,7 @@ func (s *server) metricsHandler() http.Handler {
 func (s *server) listen(ctx context.Context) error {
 	defer s.cluster.Elect(ctx)()
 	d := &listen.Daemon{
-		Config: listen.Config{BindAddress: s.bindAddress, GRPCPort: s.grpcPort, HealthPort: s.grpcHealthPort,
-			MetricsPort: s.metricsPort, MetricsAddress: s.metricsAddress, AdminAddress: s.adminAddress, Hosts: s.hosts,
-			DrainTimeout: s.drainTimeout, DrainDelay: s.drainDelay},
+		Config:        s.ports,
 		Proxies:       s.proxies,
 		Picker:        s.picker,
 		AccessLog:     extproc.NewAccessLog(s.router),
@@ -390,11 +388,11 @@ func (s *server) listen(ctx context.Context) error {
 		MaxStreams:    s.proxy.MaxStreams,
 		MetricsPage:   s.metricsHandler(),
 		Ready:         s.ready,
-		HandOver:      func() <-chan struct{} { return s.cluster.HandedOver(s.drainDelay) },
+		HandOver:      func() <-chan struct{} { return s.cluster.HandedOver(s.ports.DrainDelay) },
 		Metrics:       s.m,
 		Log:           s.log,
 	}
-	if s.adminAddress != "" {
+	if s.ports.AdminAddress != "" {
 		d.Admin = s.adminHandler()
 	}
 	return d.Run(ctx)

@@ -92,7 +92,8 @@ func TestStartAndStopAreLogged(t *testing.T) {
 	good, bare := modelFolder(t, "{{ messages[0]['content'] }}"), modelFolder(t, "")
 	broken := modelFolder(t, "{{ raise_exception('no') }}")
 	r := reserve(t)
-	r.env = []string{"NATS_SERVER=nats://someone:hidden-password@127.0.0.1:4222"}
+	r.env = []string{"NATS_SERVER=nats://someone:hidden-password@127.0.0.1:4222", "KVEPP_MODEL_PATH=m", "KVEPP_TOOLS=t",
+		"KVEPP_SELECT_PORT=8092"}
 	r.writeEndpoints("endpoints: []\n")
 	r.start(
 		"--secure-serving",
@@ -105,6 +106,8 @@ func TestStartAndStopAreLogged(t *testing.T) {
 		"--drain-delay=0s",
 	)
 	r.awaitLog("kvepp starts", "level=INFO", "command=serve", "version=", "commit=", "go=go1.")
+	r.awaitLog("environment variables of other commands", "level=WARN",
+		"variables=KVEPP_MODEL_PATH,KVEPP_SELECT_PORT\n")
 	settings := r.awaitLog("settings that differ from their defaults", "level=INFO")
 	for _, want := range []string{" load-aware=true", " router-kv-overlap-score-credit=0", " admin-token-file=" +
 		secret, " drain-delay=0s",

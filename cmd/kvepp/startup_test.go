@@ -270,13 +270,13 @@ func TestServiceVariablesAreNoSettings(t *testing.T) {
 		// KVEPP_GRPC_PORT is set by the Pod's own environment
 		"KVEPP_GRPC_SERVICE_HOST": "10.96.0.8", "KVEPP_GRPC_SERVICE_PORT": "9002", "KVEPP_GRPC_PORT": "9005",
 	}
-	if o := parsed(t, []string{"--endpoints=x"}, env); o.metricsPort != 9090 || o.grpcPort != 9005 ||
+	if o := parsed(t, []string{"--endpoints=x"}, env); o.ports.MetricsPort != 9090 || o.ports.GRPCPort != 9005 ||
 		o.given("metrics-port") {
 		t.Errorf(
 			"metrics port %d (given %v), gRPC port %d; want the default 9090 and 9005",
-			o.metricsPort,
+			o.ports.MetricsPort,
 			o.given("metrics-port"),
-			o.grpcPort,
+			o.ports.GRPCPort,
 		)
 	}
 	var o indexerOptions

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/internal/flags"
 	"kvepp/prompt"
 	"kvepp/prompt/tokenize"
 )
@@ -32,7 +33,7 @@ func runTokenizer(args []string, stdin io.Reader, stdout, stderr io.Writer, gete
 		return notRun(f, err, helpHint, stdout, stderr)
 	}
 	o.prompts.Engine = o.Engine
-	if err := o.prompts.Validate(); err != nil {
+	if err := flags.WithSource(f, o.prompts.Validate()); err != nil {
 		fmt.Fprintf(stderr, "kvepp tokenize: %v\n", err)
 		return 2
 	}

@@ -24,7 +24,7 @@ type (
 )
 
 func (o *options) checkReplicas() error {
-	return o.sharing.Validate(o.sources.Kube.Used(), replicas.Certified(o.transport), o.bindAddress)
+	return o.sharing.Validate(o.sources.Kube.Used(), replicas.Certified(o.transport), o.ports.BindAddress)
 }
 
 // newReplicas starts to share; nil without --replica-peers and --replica-service.
@@ -36,7 +36,7 @@ func (s *server) newReplicas() (*replicas.Sharing, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, err := listen.At("replica-port", net.JoinHostPort(s.bindAddress, strconv.Itoa(int(s.sharing.Port))))
+	at, err := listen.At("replica-port", net.JoinHostPort(s.ports.BindAddress, strconv.Itoa(int(s.sharing.Port))))
 	if err != nil {
 		return nil, err
 	}

@@ -123,6 +123,25 @@ func UnknownVariables(environ []string, sets []Prefixed, known []string, elsewhe
 	return errors.Join(errs...)
 }
 
+// Unread returns the program's variables that are set and belong to flags of sets, but to none of fs.
+func Unread(fs *pflag.FlagSet, sets []Prefixed, getenv func(string) string) (names []string) {
+	read := map[string]bool{}
+	fs.VisitAll(func(flag *pflag.Flag) {
+		for _, name := range VariablesOf(flag) {
+			read[name] = true
+		}
+	})
+	for _, set := range sets {
+		set.VisitAll(func(flag *pflag.Flag) {
+			name := Variable(set.Prefix + flag.Name)
+			if !flag.Hidden && !read[name] && getenv(name) != "" && !isServiceVariable(name, getenv) {
+				read[name], names = true, append(names, name)
+			}
+		})
+	}
+	return names
+}
+
 // Prefixed are the flags of a command, and what precedes their names in its variables.
 type Prefixed struct {
 	*pflag.FlagSet

@@ -138,6 +138,12 @@ func TestSettings(t *testing.T) {
 	if err := WithSource(fs, errors.New("--name: wrong")); !strings.Contains(err.Error(), "line 1)") {
 		t.Errorf("without the line of the file: %v", err)
 	}
+	if err := WithSource(fs, errors.New("--limit: wrong")); !strings.Contains(err.Error(), "is set by OTHER_LIMIT)") {
+		t.Errorf("without the variable: %v", err)
+	}
+	if err := WithSource(fs, errors.New("--port: wrong")); err.Error() != "--port: wrong" {
+		t.Errorf("a flag of the command line has a source: %v", err)
+	}
 }
 
 func TestHelp(t *testing.T) {

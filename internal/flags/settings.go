@@ -34,16 +34,17 @@ func (c *File) AddFlags(fs *pflag.FlagSet) {
 			"secrets are shown by name, passwords in URLs are masked")
 }
 
-// WithSource adds to an error about a flag (--NAME ...) the line of the file that set it.
+// WithSource adds to an error about a flag (--NAME ...) the line of the file or the variable that set it.
 func WithSource(fs *pflag.FlagSet, err error) error {
 	if err == nil {
 		return nil
 	}
 	name, isFlag := strings.CutPrefix(err.Error(), "--")
 	if end := strings.IndexAny(name, " :"); isFlag && end > 0 {
-		flag := fs.Lookup(name[:end])
-		if flag != nil && strings.Contains(annotation(flag, setBy), ", line ") {
-			return fmt.Errorf("%w\n(%s is set by %s)", err, flag.Name, annotation(flag, setBy))
+		if flag := fs.Lookup(name[:end]); flag != nil {
+			if by := annotation(flag, setBy); by != "" && by != "flag" && !strings.HasPrefix(by, follows) {
+				return fmt.Errorf("%w\n(%s is set by %s)", err, flag.Name, by)
+			}
 		}
 	}
 	return err
