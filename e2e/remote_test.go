@@ -79,7 +79,7 @@ func TestTokenizerURL(t *testing.T) {
 	})
 	failing.Store(false)
 	eventually(t, func() error {
-		if a := chat(t, s.Envoy.URL, conversation(t.Name(), 3), true, nil); a.Reason != "kv" {
+		if a := chat(t, s.Envoy.URL, conversation(t.Name(), 3), true, nil); a.Reason != "kv_rendered" {
 			return fmt.Errorf("reason %s", a.Reason)
 		}
 		return nil

@@ -81,7 +81,7 @@ func (r *Router) admitAndDecide(
 // turnOf returns the request's turn in its conversation; nil if admission does not apply to it. The caller has not
 // gathered candidates yet.
 func (r *Router) turnOf(sc *scratch, req *Request, p *prepared) *admission.Turn {
-	if r.cfg.Admission == nil || p.pins.Given() || p.reason != ReasonKV || len(p.tokens) != 1 {
+	if r.cfg.Admission == nil || p.pins.Given() || !p.reason.exact() || len(p.tokens) != 1 {
 		return nil
 	}
 	snapshot := r.pool.Acquire()

@@ -31,7 +31,7 @@ func (r *Router) choose(sc *scratch, snapshot *pool.Snapshot, req *Request, p *p
 	}
 	r.climb(sc, snapshot, req, p, route)
 	if r.predictable(p, &route.computes) {
-		r.predict(&sc.matched, route)
+		r.predict(&sc.matched, p, route)
 	}
 	route.released = r.onRelease
 	if p.whole {

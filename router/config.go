@@ -44,6 +44,12 @@ type Config struct {
 	StrictModel bool
 	// Remote maps a model's name to the engine that tokenizes the requests that Models cannot. nil: none.
 	Remote map[string]*remote.Client
+	// RemoteOf returns an engine that tokenizes the requests of a model that is not in Remote; nil: none does. A nil
+	// function: none.
+	RemoteOf func(model string) *remote.Client
+	// EstimateTokens takes 4 bytes of a prompt as a token where its token ids are not known: requests with the same
+	// beginning then follow earlier routing decisions.
+	EstimateTokens bool
 	// Checks maps a model's name to the comparison of Models' token ids with its engine's. nil: none.
 	Checks map[string]*remote.Check
 	// IgnoreHints ignores the routing hints of clients, in headers and nvext.

@@ -55,7 +55,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	c := &route.climb
 	c.Tokens[ladder.Prompt], c.Tokens[ladder.Delivered] = p.isl, -1
 	v := sc.variantOf(&route.computes)
-	if p.tokens == nil || v == nil {
+	if p.tokens == nil || p.estimated || v == nil {
 		return
 	}
 	if v.unread { // no part of it is reusable

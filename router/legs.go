@@ -198,12 +198,13 @@ func (r *Router) explain(sc *scratch, route *Route, l *leg, sel scoring.Selectio
 	w, chosen := &route.computes, &l.candidates[sel.Index]
 	switch reason {
 	case ReasonKV,
+		ReasonKVRendered,
 		ReasonMediaPrefix,
 		ReasonApproximate,
 		ReasonNoBlockSize: // overlap was priced for the other candidates, not for this one
 		reason = cmp.Or(loadOnly(w), reason)
 	}
-	if w.Silent && reason == ReasonKV {
+	if w.Silent && reason.exact() {
 		reason = ReasonApproximate
 	}
 	cached := cachedBlocks(chosen)

@@ -59,7 +59,7 @@ func (r *Router) match(sc *scratch, candidates []pool.Worker, p *prepared) Reaso
 		return ReasonMode
 	case r.cfg.Scoring.OverlapScoreCredit == 0:
 		return ReasonNoCredit
-	case r.cfg.Predict.Alone && p.reason == ReasonKV:
+	case r.cfg.Predict.Alone && p.reason.exact(), p.estimated:
 		return ReasonApproximate
 	case !announcing && !r.cfg.Predict.Alone:
 		return ReasonNoEvents
@@ -83,9 +83,12 @@ func loadOnly(w *pool.Worker) Reason {
 
 // predict adds to the index the blocks that the worker is about to compute, so that the next request with the same
 // prefix finds them.
-func (r *Router) predict(m *matched, route *Route) {
+func (r *Router) predict(m *matched, p *prepared, route *Route) {
 	w := &route.computes
 	v, life := m.variantOf(w), r.cfg.Predict.lifetime(w)
+	if p.estimated && !r.cfg.Predict.Alone { // no event will have these blocks
+		life = indexer.Lifetime{TTL: r.cfg.Predict.Silent}
+	}
 	if v == nil || life == (indexer.Lifetime{}) || !r.cfg.asksIndex() {
 		return
 	}

@@ -57,7 +57,9 @@ type prepared struct {
 	whole  bool
 	held   int           // bytes of tokens, forward and inject, counted until the request is routed
 	heldIn *budget.Share // the share that they are counted in
-	reason Reason        // ReasonKV or ReasonMediaPrefix when tokens are there
+	// ReasonKV, ReasonKVRendered, ReasonMediaPrefix or ReasonApproximate when tokens are there
+	reason    Reason
+	estimated bool // tokens are not ids, but pieces of the prompt's text
 }
 
 // releaseMemory ends the count of the prompt's memory.
@@ -122,6 +124,11 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if err != nil {
 		r.log.Debug("request not tokenized; it is routed by load", "request_id", req.ID, "error", err)
 	}
+	if p.tokens == nil && r.cfg.EstimateTokens {
+		if p.tokens = prompt.Estimate(body); p.tokens != nil {
+			p.estimated, p.reason = true, ReasonApproximate
+		}
+	}
 	if p.tokens == nil {
 		return p, nil
 	}
@@ -132,7 +139,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	switch {
 	case p.writeOnly:
 		p.reason = ReasonCacheNotRead
-	case p.unnamed && p.reason == ReasonKV:
+	case p.unnamed && p.reason.exact():
 		p.reason = ReasonApproximate
 	}
 	return p, nil
@@ -262,8 +269,9 @@ func (p *prepared) seen(req *Request) *Request {
 	return &changed
 }
 
-// tokenize returns the prompts of a request and ReasonKV; or nil and the reason why there are none. It returns by
-// until; zero: no deadline. name is the model's. err is for the log. versions is as in tokenizeByVersion.
+// tokenize returns the prompts of a request, and ReasonKV or ReasonKVRendered; or nil and the reason why there are
+// none. It returns by until; zero: no deadline. name is the model's. err is for the log. versions is as in
+// tokenizeByVersion.
 func (r *Router) tokenize(
 	ctx context.Context,
 	until time.Time,
@@ -272,7 +280,7 @@ func (r *Router) tokenize(
 	payload *body.Request,
 	req *Request,
 ) (prompts []prompt.Prompt, versions []versioned, reason Reason, err error) {
-	model, engine, check := r.cfg.Models[name], r.cfg.Remote[name], r.cfg.Checks[name]
+	model, engine, check := r.cfg.Models[name], r.engineOf(name), r.cfg.Checks[name]
 	offer := func() {
 		if !r.dry {
 			check.Offer(req.Path, req.Body)
@@ -324,7 +332,7 @@ func (r *Router) tokenize(
 	r.metrics.Phase("tokenizer_url", at)
 	switch remote.OutcomeOf(remoteErr) {
 	case remote.OK:
-		return prompt.Certain(ids), nil, ReasonKV, nil
+		return prompt.Certain(ids), nil, ReasonKVRendered, nil
 	case remote.Failed:
 		reason = ReasonRemoteError
 	case remote.TimedOut, remote.Busy:
@@ -333,6 +341,15 @@ func (r *Router) tokenize(
 		reason = ReasonRemoteOpen
 	}
 	return nil, nil, reason, errors.Join(err, remoteErr)
+}
+
+// engineOf returns the engine that tokenizes the requests of a model that kvepp cannot; nil: none.
+func (r *Router) engineOf(model string) *remote.Client {
+	engine := r.cfg.Remote[model]
+	if engine == nil && r.cfg.RemoteOf != nil {
+		engine = r.cfg.RemoteOf(model)
+	}
+	return engine
 }
 
 // engineMayKnow reports whether the engine may be able to tokenize what kvepp could not. It cannot for a request that

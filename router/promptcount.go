@@ -43,7 +43,7 @@ func newPromptCounts(models map[string]*prompt.Model) promptCounts {
 
 // of returns the count for a request; nil unless kvepp knows the exact tokens of a single prompt, by any worker.
 func (c promptCounts) of(p *prepared) *promptCount {
-	if p.reason != ReasonKV || len(p.tokens) != 1 || p.version != nil {
+	if !p.reason.exact() || len(p.tokens) != 1 || p.version != nil {
 		return nil
 	}
 	return c[promptKind{p.model, p.api}]

@@ -3,9 +3,10 @@ package router
 // Reason says what a decision rests on. It is a metric's label: few values, none from a client.
 type Reason string
 
-// The reasons. With every reason but ReasonKV, ReasonMediaPrefix and ReasonApproximate, only load was priced.
+// The reasons. With every reason but the first three and ReasonApproximate, only load was priced.
 const (
-	ReasonKV Reason = "kv" // overlap and load
+	ReasonKV         Reason = "kv"          // overlap and load
+	ReasonKVRendered Reason = "kv_rendered" // the same, with the token ids of an engine or its tokenizer server
 	// overlap of the prompt up to its first image, audio or video, and load
 	ReasonMediaPrefix  Reason = "media_prefix"
 	ReasonNoBody       Reason = "no_body"        // a request without a body, for example a GET
@@ -40,8 +41,8 @@ const (
 	ReasonNoBlockSize    Reason = "no_block_size" // the chosen worker's block size is not known
 	// the chosen worker's events have another block size than the configured one
 	ReasonBlockSize Reason = "block_size_mismatch"
-	// no events, from any worker, from the chosen one or of the request's namespace: overlap by earlier routing
-	// decisions, and load
+	// no events, from any worker, from the chosen one or of the request's namespace, or no token ids but an estimate:
+	// overlap by earlier routing decisions, and load
 	ReasonApproximate Reason = "approximate"
 	// the engine reads its cache for no request of this kind, such as one for its prompt's log probabilities
 	ReasonCacheNotRead Reason = "cache_not_read"
@@ -53,7 +54,8 @@ const (
 
 // reasons are all of them.
 var reasons = []Reason{
-	ReasonKV, ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonBodyValues,
+	ReasonKV, ReasonKVRendered,
+	ReasonMediaPrefix, ReasonNoBody, ReasonBodyMode, ReasonBodyCut, ReasonBodyTooLarge, ReasonBodyValues,
 	ReasonBodyEncoding, ReasonUnknownAPI,
 	ReasonNoTokenizer, ReasonMedia, ReasonUnmapped, ReasonNoChatTemplate, ReasonTokenize, ReasonRemoteError,
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonEngineVersions,
@@ -61,3 +63,6 @@ var reasons = []Reason{
 	ReasonBlockSize, ReasonApproximate, ReasonCacheNotRead, ReasonNoCredit,
 	ReasonNoEvents, ReasonMode, ReasonPanic,
 }
+
+// exact reports whether the prompt's token ids are all known.
+func (r Reason) exact() bool { return r == ReasonKV || r == ReasonKVRendered }

@@ -11,7 +11,7 @@ import (
 // request is not recorded.
 func (r *Router) beginRecording(sc *scratch, route *Route, p *prepared) {
 	v := sc.variantOf(&route.computes)
-	if p.reason != ReasonKV || len(p.tokens) != 1 || v == nil || v.eagle ||
+	if !p.reason.exact() || len(p.tokens) != 1 || v == nil || v.eagle ||
 		p.tokens[0].Certain < len(p.tokens[0].IDs) || !r.cfg.Memory.Held.TryTake(8*len(v.prompt.Chains[0])) {
 		r.cfg.Recorder.Skip()
 		return

@@ -63,7 +63,7 @@ func TestTheEngineTokenizes(t *testing.T) {
 	} {
 		asked = 0
 		r := h.route(req)
-		if r.Name != "w2" || r.Reason != ReasonKV || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 ||
+		if r.Name != "w2" || r.Reason != ReasonKVRendered || r.PromptTokens != 42 || r.PredictedCachedTokens != 32 ||
 			asked != 1 {
 			t.Errorf("%s: %+v, asked %d times", req.Body, r.Decision, asked)
 		}

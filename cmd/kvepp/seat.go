@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/serve/llmd"
+	"kvepp/serve/models"
 )
 
 // The image has kvepp under two further names, by which others' manifests call it.
@@ -84,6 +85,10 @@ func (o *options) sit() {
 	}
 	o.transport.Suites = o.seat.CipherSuites
 	o.noTraces = o.seat.NoTraces
+	o.routing.EstimateTokens = o.seat.EstimateTokens
+	o.models.Others = models.Others{URL: o.seat.TokenizerURL, Model: o.seat.TokenizerModel,
+		Timeout: o.seat.TokenizerTimeout, Engines: o.seat.AskEngines, Scheme: o.gauges.Scheme,
+		SkipVerify: o.gauges.SkipVerify}
 }
 
 // logSeat logs what the arguments of llm-d's picker mean here.

@@ -55,7 +55,7 @@ func TestExplainConfig(t *testing.T) {
 		says   []string
 	}{
 		"guide-precise": {0, []string{"index (precise-prefix-cache-producer): approximated --kv-events-port=5556",
-			"ids (token-producer): maps to: token ids from http://localhost:8000"}},
+			"ids (token-producer): maps to --pick-timeout=4s: token ids from http://localhost:8000"}},
 		"guide-bands": {1, []string{"featureGates (flowControl): refused: ", "docs/overload-and-queue.md"}},
 		"none":        {1, []string{"no such file"}},
 	} {

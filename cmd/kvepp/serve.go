@@ -90,6 +90,7 @@ type server struct {
 	files                    map[string]dynamo.ModelFiles
 	adapters                 *router.Adapters
 	tokenizers               map[string]*remote.Client
+	tokenizerKey             func() string
 	accessLog                *slog.Logger
 	recorder                 *record.Recorder  // nil: none
 	ladder                   *router.Ladder    // nil: none
@@ -111,6 +112,7 @@ type server struct {
 	cluster    *kube.Cluster // nil: there is none
 	join       *join.Join
 	reader     *indexerapi.Reader
+	remoteOf   func(model string) *remote.Client
 	rewrites   *modelrewrite.Rules
 	objectives *router.Objectives
 	replicas   *sharing // nil: kvepp shares nothing
@@ -146,6 +148,7 @@ func (s *server) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.tokenizerKey = engineKey.Text
 	s.loaded = s.models.Load(s.log)
 	if s.sources.Discovery != "" || s.sources.Kube.Used() && s.models.Engine() == prompt.Dynamo {
 		if s.files, err = s.models.Files(s.loaded); err != nil {
@@ -248,6 +251,9 @@ func (s *server) discover(ctx context.Context) error {
 	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.sources.MinWorkers))
 	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
 	pages.Store(s.gauges)
+	if s.remoteOf, err = s.models.RemoteOf(s.pool, s.tokenizerKey, s.m, s.log); err != nil {
+		return err
+	}
 	s.rewrites, s.objectives = new(modelrewrite.Rules), new(router.Objectives)
 	if err := s.rewrites.Set(s.models.Rewrites); err != nil {
 		return err
@@ -312,7 +318,7 @@ func (s *server) decide(ctx context.Context) {
 	}
 	c := s.routing
 	c.Models, c.Adapters, c.Remote = s.loaded, s.adapters, s.tokenizers
-	c.Rewrites, c.Objectives = s.rewrites, s.objectives
+	c.RemoteOf, c.Rewrites, c.Objectives = s.remoteOf, s.rewrites, s.objectives
 	c.Checks = s.models.StartChecks(ctx, s.loaded, s.tokenizers, s.join.Finder(func() {}), s.log)
 	c.UpperBound = s.models.UpperBound(s.loaded)
 	c.PromptComputed, c.Predict = promptComputed, s.predict()

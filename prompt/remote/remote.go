@@ -11,6 +11,7 @@ package remote
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,10 @@ type Config struct {
 	Engine prompt.Engine
 	// APIKey returns the current value of the server's --api-key. Nil, or a result of "", sends no key.
 	APIKey func() string
+	// As is the name of the model at the server, in place of the one in the request. Empty: the same.
+	As string
+	// SkipVerify accepts every certificate of an https server.
+	SkipVerify bool
 	// Timeout is the longest time that a request may take, including the wait for a free slot.
 	Timeout time.Duration
 }
@@ -169,6 +174,7 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 				MaxConnsPerHost:     Concurrency,
 				MaxIdleConnsPerHost: Concurrency,
 				IdleConnTimeout:     idle,
+				TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify},
 				DisableCompression:  true, // so that the bound of a response also bounds memory
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -200,6 +206,11 @@ func (c *Client) tokenize(parent context.Context, request *body.Request, payload
 	}
 	if len(payload) > maxBodyBytes {
 		return nil, fail(Unsupported, "the body is longer than %d bytes", maxBodyBytes)
+	}
+	if c.cfg.As != "" && c.cfg.As != request.Model {
+		payload = request.Forward(payload, body.Changes{Model: c.cfg.As})
+		named := *request
+		named.Model, request = c.cfg.As, &named
 	}
 	ctx, cancel := context.WithTimeout(parent, c.cfg.Timeout)
 	defer cancel()

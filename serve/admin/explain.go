@@ -236,7 +236,7 @@ func probeOf(found *router.Explanation) probeResponse {
 	c := &out.Candidate.Cache
 	c.EstimateSource = "unavailable"
 	switch record.Reason {
-	case router.ReasonKV, router.ReasonCacheNotRead:
+	case router.ReasonKV, router.ReasonKVRendered, router.ReasonCacheNotRead:
 		c.EstimateSource = "events"
 	case router.ReasonApproximate:
 		c.EstimateSource = "approximate"

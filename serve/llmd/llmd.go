@@ -57,9 +57,11 @@ type Settings struct {
 	// EstimateTokens takes 4 bytes of a prompt as a token where no token ids are known.
 	EstimateTokens bool
 	// AskEngines asks the pool's own engines for token ids. TokenizerURL, if it is not empty, is a server that knows
-	// those of every served model; it has TokenizerTimeout to answer.
+	// those of every served model; it has TokenizerTimeout to answer, and knows the model as TokenizerModel (empty: by
+	// its own name).
 	AskEngines       bool
 	TokenizerURL     string
+	TokenizerModel   string
 	TokenizerTimeout time.Duration
 
 	// Stages says whether a Pod with these labels may prefill, and whether it may decode; with neither it is no

@@ -186,6 +186,9 @@ func followEvents(t *translation, p *plugin, row *Row) {
 	}
 }
 
+// defaultPickTimeout is that of kvepp serve.
+const defaultPickTimeout = 2 * time.Second
+
 // askForTokens follows a producer of token ids.
 func askForTokens(t *translation, p *plugin, row *Row) {
 	at := p.parameters.at
@@ -202,7 +205,11 @@ func askForTokens(t *translation, p *plugin, row *Row) {
 		if d, err := time.ParseDuration(at("vllm.timeout").text()); err == nil && d > 0 {
 			t.settings.TokenizerTimeout = d
 		}
+		t.settings.TokenizerModel = at("modelName").text()
 		row.Says = "token ids from " + t.settings.TokenizerURL + " for every served model"
+		if d := t.settings.TokenizerTimeout; d > defaultPickTimeout {
+			t.set(row, "--pick-timeout="+d.String())
+		}
 	case at("udsTokenizerConfig") != nil:
 		row.Verdict, row.Says = Approximated, "kvepp asks no tokenizer over a Unix socket: 4 bytes count as a token"
 	default:

@@ -32,9 +32,21 @@ type Config struct {
 	URLTimeout  time.Duration // for the response to one request
 	KeyFile     string        // with the API key for URLs
 	Check       int           // how many requests of each model are compared with the engine's token ids
+	// Others says who tokenizes the requests of models that have neither a folder nor a URL. No flag sets it.
+	Others Others
 
 	models, urls, adapters, rewrites []string
 	engine                           string
+}
+
+// Others asks one server for the token ids of all models, or the pool's own engines. The zero value asks none.
+type Others struct {
+	URL        string // of the server; it knows the model as Model, empty: by its own name
+	Model      string
+	Timeout    time.Duration // for the server's answer
+	Engines    bool          // ask the pool's engines if there is no URL
+	Scheme     string        // of the engines
+	SkipVerify bool          // accept every certificate of the engines
 }
 
 // AddFlags declares the flags, and sets the timeouts.

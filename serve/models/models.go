@@ -32,7 +32,7 @@ type loaded struct {
 // Load loads the tokenizers. A model whose tokenizer cannot be loaded, or not within LoadTimeout, and that has a URL is
 // left out: its engine tokenizes.
 func (c *Config) Load(log *slog.Logger) Models {
-	if len(c.Folders)+len(c.URLs) == 0 {
+	if len(c.Folders)+len(c.URLs) == 0 && c.Others == (Others{}) {
 		log.Warn("no --model is given: kvepp cannot tokenize prompts, and routes every request by load only")
 	}
 	models := make(Models, len(c.Folders))
