@@ -45,8 +45,8 @@ func TestEstimatedTokens(t *testing.T) {
 					worker = r.Name
 				}
 			}
-			media := h.route(&Request{Path: "/v1/chat/completions", Body: []byte(`{"model":"m","messages":[{"role":"user",` +
-				`"content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)})
+			media := h.route(&Request{Path: "/v1/chat/completions", Body: []byte(`{"model":"m","messages":[{` +
+				`"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)})
 			if media.Reason != ReasonMedia {
 				t.Errorf("a picture: %+v", media.Decision)
 			}
