@@ -39,8 +39,8 @@ func TestEstimatedTokens(t *testing.T) {
 						t.Fatalf("%+v", r.Decision)
 					}
 					if turns > 1 && (r.Name != worker || r.PredictedCachedTokens < (turns-1)*len(said)/bytesPerToken) {
-						t.Errorf("%s, turn %d: %s, before %s; %d tokens are predicted", conversation, turns, r.Name, worker,
-							r.PredictedCachedTokens)
+						t.Errorf("%s, turn %d: %s, before %s; %d tokens are predicted", conversation, turns, r.Name,
+							worker, r.PredictedCachedTokens)
 					}
 					worker = r.Name
 				}
@@ -51,7 +51,8 @@ func TestEstimatedTokens(t *testing.T) {
 				t.Errorf("a picture: %+v", media.Decision)
 			}
 			media.Free()
-			text := h.route(&Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":["` + said + `","b"]}`)})
+			text := h.route(&Request{Path: "/v1/completions",
+				Body: []byte(`{"model":"m","prompt":["` + said + `","b"]}`)})
 			if text.Reason != ReasonApproximate || text.PromptTokens != len(said)/bytesPerToken {
 				t.Errorf("completions: %+v", text.Decision)
 			}

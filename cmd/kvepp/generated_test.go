@@ -192,7 +192,8 @@ This page lists every metric that kvepp exports, with its type, labels and meani
 
 | question | metric | what to do |
 |---|---|---|
-| Does kvepp route by cache? | ` + "`kvepp_decisions_total{reason}`" + ` | ` + "`kv`" + `, ` + "`kv_rendered`" + ` and ` + "`media_prefix`" +
+| Does kvepp route by cache? | ` + "`kvepp_decisions_total{reason}`" + ` | ` + "`kv`" + `, ` +
+	"`kv_rendered`" + ` and ` + "`media_prefix`" +
 	` price cached blocks and load, ` + "`approximate`" + ` assumes what workers hold, ` + "`router_mode`" +
 	` is another mode than kv, ` + "`cache_not_read`" + ` marks requests for which the engine reads no cache.` +
 	` Every other reason says why kvepp priced load only: correct that |
