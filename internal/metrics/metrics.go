@@ -163,8 +163,8 @@ func (m *Metrics) declareRouting(declare promauto.Factory) {
 	m.decisions = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_decisions_total",
 		Help: "Routing decisions by reason: \"kv\" priced overlap and load, \"kv_rendered\" the same with an " +
-			"engine's token ids, \"media_prefix\" overlap up to the first image; every other reason says why only load " +
-			"was priced.",
+			"engine's token ids, \"media_prefix\" overlap up to the first image; every other reason says why only " +
+			"load was priced.",
 	}, []string{"reason"})
 	selections := declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_selections_total",
