@@ -148,6 +148,54 @@ func addSourceMetrics(t *testing.T, labels map[string]map[string]bool) {
 	}
 }
 
+// TestMetricsHaveReaders: a page other than the list of all metrics, an alert or a dashboard names each metric.
+// docs/operations.md and docs/hit-rate.md name those that dashboards of other projects read, without the beginning that
+// they share.
+func TestMetricsHaveReaders(t *testing.T) {
+	readers := pages(t)
+	all := regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`").FindAllStringSubmatch(readers["docs/metrics.md"], -1)
+	if len(all) < 100 {
+		t.Fatalf("docs/metrics.md lists %d metrics", len(all))
+	}
+	delete(readers, "docs/metrics.md")
+	delete(readers, "CHANGELOG.md")
+	for _, pattern := range []string{"alerts/*", "dashboards/*"} {
+		files, err := filepath.Glob("../../manifests/chart/" + pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no %s (%v)", pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			readers[file] = string(text)
+		}
+	}
+	named := map[string]bool{}
+	for _, text := range readers {
+		for _, word := range regexp.MustCompile(`\b[a-z]+_[a-z0-9_]+\b`).FindAllString(text, -1) {
+			named[word] = true
+		}
+	}
+	for _, ends := range regexp.MustCompile("`([a-z_]+\\*?)`").FindAllStringSubmatch(
+		readers["docs/operations.md"]+readers["docs/hit-rate.md"], -1) {
+		for _, beginning := range []string{"dynamo_component_router_", "dynamo_frontend_", "dynamo_frontend_router_",
+			"inference_objective_", "inference_pool_", "inference_extension_"} {
+			named[beginning+ends[1]] = true
+		}
+	}
+	for _, m := range all {
+		if name := m[1]; !slices.ContainsFunc(slices.Collect(maps.Keys(named)), func(n string) bool {
+			base, group := strings.CutSuffix(n, "*")
+			return n == name || group && strings.HasPrefix(name, base) || slices.ContainsFunc(
+				[]string{"_bucket", "_sum", "_count"}, func(part string) bool { return n == name+part })
+		}) {
+			t.Errorf("no page, alert or dashboard names %s: name it where an operator needs it, or remove it", name)
+		}
+	}
+}
+
 // TestPagesNameMetrics checks that the metrics and labels in pages exist.
 func TestPagesNameMetrics(t *testing.T) {
 	kvepp := reserve(t)

@@ -286,7 +286,7 @@ These exist with ` + "`--replica-peers` or `--replica-service`" + `, see [replic
 Dashboards made for Dynamo's router find its series here, under the same names, labels and buckets. They exist from the
 start, at zero; a worker's series exist while it is in the pool. ` +
 		"`--dynamo-namespace`" + ` sets their label dynamo_namespace.
-Times to first token and between tokens are those of streamed answers that
+Times to first token and between tokens are those of streamed responses that
 Envoy shows to kvepp. kvepp counts the time between tokens for all of these; Dynamo counts it only with
 ` + "`--router-track-output-blocks`" + `. Dynamo's series about its event plane, approximate index, shared books ` +
 		`and
