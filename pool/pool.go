@@ -108,6 +108,9 @@ type EventChannel struct {
 	Publisher uint64 // id in the messages
 	ZMQ       string // address of the publisher's socket; empty: NATS
 	Subject   string // NATS subject; several publishers share one
+	// Query is where the publisher's worker says which blocks it holds, HOST:PORT/PATH on Dynamo's TCP request plane.
+	// Empty: nowhere.
+	Query string
 }
 
 // Transport returns "zmq" or "nats".

@@ -143,6 +143,7 @@ var (
 		"tokenizer-url-timeout":       "a request waits 500 ms for --tokenizer-url",
 		"model-load-timeout":          "the start waits 30 s for tokenizers",
 		"record-hashes":               "--record writes keyed hashes",
+		"event-plane":                 "discovery names each worker's event plane",
 		"v":                           "give --log-level debug for what --v 4 showed",
 	}
 	retiredSwitches = map[string]string{

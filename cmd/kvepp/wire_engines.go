@@ -47,9 +47,7 @@ func followEngines(
 		return nil
 	}
 	c.Frontends = o.models.Engine() == prompt.Dynamo
-	if o.feed.EventPlane != "zmq" {
-		c.NATSServer = o.feed.NATSServer
-	}
+	c.NATSServer = o.feed.NATSServer
 	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
 	c.Health = health.PageRead
 	c.SilentAfter = eject.SilentAfter

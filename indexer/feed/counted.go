@@ -14,6 +14,18 @@ var counted = map[string][]string{
 	"cleared": {"applied"},
 	"unknown": {"skipped", "skipped_field"},
 	"batch":   {"received", "replayed", "other_rank", "in_dump", "malformed"},
+	"query": {
+		"all_blocks",
+		"events",
+		"nothing_missed",
+		"refused",
+		"malformed",
+		"too_long",
+		"timed_out",
+		"unreachable",
+		"outdated",
+		"given_up",
+	},
 	"subscription": {
 		"failed",
 		"gap",

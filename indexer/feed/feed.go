@@ -9,9 +9,12 @@
 package feed
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +22,7 @@ import (
 	"kvepp/indexer"
 	"kvepp/internal/loglimit"
 	"kvepp/internal/metrics"
+	"kvepp/internal/requestplane"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/zmqsub"
@@ -34,6 +38,12 @@ type Feed struct {
 	hub     *zmqsub.Hub
 	nats    natsPlane
 	threads chan struct{} // semaphore of batches that are being applied; nil: no limit
+
+	ctx       context.Context // of questions to workers
+	cancel    func()
+	questions chan struct{}       // semaphore of questions
+	plane     *requestplane.Plane // nil: workers are not asked
+	timing    questionTiming
 
 	decodings sync.Pool // of *decoding
 
@@ -59,14 +69,16 @@ const (
 
 // Config configures a Feed.
 type Config struct {
-	// EventPlane is Dynamo's event plane for workers whose engine's own socket is not known: "zmq" or "nats". Empty:
-	// the one that a worker's discovery names.
-	EventPlane string
 	// NATSServer is the URL of the NATS server, such as nats://host:4222. It may contain a user and a password.
 	NATSServer string
 	// Threads is how many workers' events are decoded and applied at once, so that a flood of events leaves CPU for
 	// requests. 0: no limit.
 	Threads int
+	// CallbackAddress is where Dynamo's workers connect with what they hold, see requestplane.Config.Callback. Empty:
+	// they are not asked.
+	CallbackAddress string
+	// ask asks a Dynamo worker, see requestplane.Plane.Ask; nil: it cannot be asked. Tests replace it.
+	ask func(ctx context.Context, endpoint string, body []byte, limit int64) (parts [][]byte, err error)
 	// Engine is the workers' engine, for a hint in the log: vllm, sglang, trtllm or dynamo. Empty: not known.
 	Engine string
 	// Adapter, if not nil, is called with each LoRA adapter that a store of w's own blocks names, and with "" when w's
@@ -110,6 +122,15 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	if err != nil {
 		return nil, fmt.Errorf("feed: %w", err)
 	}
+	var plane *requestplane.Plane
+	if config.CallbackAddress != "" {
+		plane, err = requestplane.New(requestplane.Config{Callback: config.CallbackAddress,
+			TLS: requestplane.TLSFromEnv()})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("feed: Dynamo's request plane: %w", err), hub.Close())
+		}
+		config.ask = plane.Ask
+	}
 	var threads chan struct{}
 	if config.Threads > 0 {
 		threads = make(chan struct{}, config.Threads)
@@ -117,7 +138,13 @@ func New(config Config, p *pool.Pool, index *indexer.Index, m *metrics.Metrics, 
 	initCounted(m)
 	never := make(chan struct{})
 	close(never)
+	ctx, cancel := context.WithCancel(context.Background())
 	return &Feed{
+		ctx:           ctx,
+		cancel:        cancel,
+		questions:     make(chan struct{}, maxQuestions),
+		timing:        defaultQuestionTiming,
+		plane:         plane,
 		lines:         loglimit.Limiter{Burst: allLines, Interval: linesInterval / 10},
 		released:      never,
 		never:         never,
@@ -158,9 +185,26 @@ func (f *Feed) leave() {
 
 // Close ends all subscriptions. The index stays as it is.
 func (f *Feed) Close() error {
+	f.cancel()
 	f.Release() // closing the hub waits for callbacks, which may wait for Release
 	f.nats.close()
-	return f.hub.Close()
+	err := f.hub.Close()
+	if f.plane != nil {
+		err = errors.Join(err, f.plane.Close())
+	}
+	f.mu.Lock()
+	all := slices.Collect(maps.Values(f.subscriptions))
+	f.mu.Unlock()
+	for _, s := range all {
+		s.settle()
+	}
+	return err
+}
+
+// settle waits until no message and no answer is being applied.
+func (s *subscriber) settle() {
+	s.applying.Lock()
+	defer s.applying.Unlock()
 }
 
 // Room returns an error if the pool has more workers than this process can subscribe to. It says which limit to raise.
@@ -312,6 +356,7 @@ type subscriber struct {
 	hold      chan struct{} // events wait until it is closed
 
 	connection func(w kvblock.Worker, connected bool) // Config.Connection, or nil
+	cleared    func()                                 // called when empty cleared the worker's blocks; may be nil
 
 	applying   sync.Mutex // held while a message or a report is handled; guards what follows
 	position   Position   // how far messages were applied; before the first one, the seed's position
@@ -597,6 +642,9 @@ func (s *subscriber) empty() {
 	s.forgetAdapters()
 	s.unseed()
 	s.reset()
+	if s.cleared != nil {
+		s.cleared()
+	}
 }
 
 // Replayed counts the outcome of a replay.

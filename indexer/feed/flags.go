@@ -2,6 +2,8 @@ package feed
 
 import (
 	"fmt"
+	"net"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -17,17 +19,22 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"whose KV events alone do not tell which blocks they hold. `SEEDS`, separated by commas: the values of "+
 			"PYTHONHASHSEED that the workers may have, and default for vLLM's own seed, which kvepp always tries. "+
 			"Takes about 110 bytes for each block that such a worker holds. Empty: off")
-	flags.Choice(fs, &c.EventPlane, "event-plane", "",
-		"the event `PLANE` of Dynamo's workers, zmq or nats, for endpoints that Dynamo's discovery knows and that "+
-			"have no kvEvents. Empty: what discovery names for each worker", "zmq", "nats")
+	fs.StringVar(&c.CallbackAddress, "dynamo-callback-address", ":0",
+		"`HOST:PORT` where Dynamo's workers without kvEvents connect to kvepp and tell which blocks they hold. "+
+			"Without a host: the address from which kvepp reaches the worker; port 0: any free one. kvepp listens at "+
+			"PORT of all interfaces once it knows such a worker, with TLS if DYN_TCP_TLS_CERT_PATH is set")
 	fs.StringVar(&c.NATSServer, "nats-server", "nats://localhost:4222",
-		"`URL` of the event plane's NATS server; may contain user:password@")
-	flags.Inherit(fs, "event-plane", "DYN_EVENT_PLANE",
-		"nats-server", "NATS_SERVER")
+		"`URL` of the server of Dynamo's event plane over NATS; may contain user:password@")
+	flags.Inherit(fs, "nats-server", "NATS_SERVER")
 }
 
-// Validate sets EngineHashes from HashSeeds, and returns an error if it cannot.
+// Validate sets EngineHashes from HashSeeds, and returns an error if a setting is invalid.
 func (c *Config) Validate() (err error) {
+	if _, port, err := net.SplitHostPort(c.CallbackAddress); err != nil {
+		return fmt.Errorf("--dynamo-callback-address: %w", err)
+	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("--dynamo-callback-address %q: the port must be a number up to 65535", c.CallbackAddress)
+	}
 	if len(c.HashSeeds) > 0 {
 		if c.EngineHashes, err = kvblock.NewEngineHashes(c.HashSeeds); err != nil {
 			return fmt.Errorf("--vllm-hash-seeds: %w", err)

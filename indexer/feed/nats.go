@@ -126,11 +126,11 @@ func (j *subject) message(data []byte) {
 	switch {
 	case seq < c.next:
 		c.restart()
-	case seq > c.next:
+	case seq > c.next && c.recovery.at == "":
 		c.gap(c.next, seq)
 	}
 	c.next = seq + 1
-	c.events(seq, &j.decoding)
+	c.events(seq, data, &j.decoding)
 }
 
 // close ends the connection. After it returned, no event is applied.

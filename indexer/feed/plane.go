@@ -1,9 +1,12 @@
 package feed
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"time"
 
+	"kvepp/internal/loglimit"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/zmqsub"
@@ -12,22 +15,9 @@ import (
 // planeTopic is the topic of KV events on a publisher's own socket.
 const planeTopic = "kv-events"
 
-// joinPlane subscribes to a worker's events on Dynamo's event plane. There is no replay: Dynamo replays past events
-// over its own request protocol only.
+// joinPlane subscribes to a worker's events on Dynamo's event plane, and asks the worker for what it does not hear.
 func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
-	if transport := c.Transport(); f.config.EventPlane != "" && f.config.EventPlane != transport {
-		f.log.Warn(
-			"a worker's KV events are on another event plane than --event-plane, so kvepp does not know its cache",
-			"worker",
-			w.String(),
-			"its_plane",
-			transport,
-			"event_plane",
-			f.config.EventPlane,
-		)
-		return
-	}
-	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID, eagle: w.EAGLE}
+	s := f.planeSubscriber(w, c)
 	var leave func()
 	var err error
 	if c.ZMQ == "" {
@@ -42,7 +32,23 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 			leave = running.Close
 		}
 	}
-	f.joined(s.subscriber, leave, err)
+	if err != nil {
+		s.cancel()
+	}
+	f.joined(s.subscriber, func() { leave(); s.leave() }, err)
+}
+
+// planeSubscriber returns a subscriber for a worker on the event plane.
+func (f *Feed) planeSubscriber(w pool.Worker, c pool.EventChannel) *planeSubscriber {
+	s := &planeSubscriber{subscriber: f.subscriber(w), instance: w.InstanceID, eagle: w.EAGLE}
+	s.recovery.at = c.Query
+	s.ctx, s.cancel = context.WithCancel(f.ctx)
+	s.unanswered = loglimit.Limiter{Burst: workerLines, Interval: linesInterval, Within: &f.lines}
+	s.cleared = func() {
+		s.recovery.follows, s.recovery.whole = false, false
+		s.ask()
+	}
+	return s
 }
 
 // planeSubscriber applies one worker's events from the event plane, which have local hashes already. It skips those of
@@ -52,6 +58,39 @@ type planeSubscriber struct {
 	instance uint64
 	eagle    bool // of its blocks, as the pool knows
 	warned   bool // already logged that the plane does not have all of the model's layers
+
+	ctx        context.Context // of questions; ends when the worker leaves
+	cancel     func()
+	unanswered loglimit.Limiter // of log lines
+	recovery   recovery         // guarded by applying
+}
+
+// leave ends the questions. After it returned, no answer is applied.
+func (s *planeSubscriber) leave() {
+	s.cancel()
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	if t := s.recovery.timer; t != nil {
+		t.Stop()
+	}
+}
+
+// Connected counts the subscription as connected, and asks the worker for what kvepp has not heard. The publisher may
+// get the subscription only after it answered: kvepp asks once more.
+func (s *planeSubscriber) Connected() {
+	s.subscriber.Connected()
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	s.recovery.notBefore, s.recovery.pausing = time.Time{}, false
+	s.ask()
+	s.recovery.again = s.recovery.asking
+}
+
+// Gap clears the worker's blocks, unless it can be asked: then the ids of events tell which are missing.
+func (s *planeSubscriber) Gap(expected, got uint64) {
+	if s.recovery.at == "" {
+		s.subscriber.Gap(expected, got)
+	}
 }
 
 // Message decodes and applies one message of a publisher's own socket.
@@ -71,14 +110,23 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 		s.unreadable(fmt.Errorf("event plane message %d: %w", seq, err))
 		return
 	}
-	s.events(seq, d)
+	s.events(seq, envelope, d)
 }
 
 // events applies the message in d.plane. It is called between begin and end.
-func (s *planeSubscriber) events(seq uint64, d *decoding) {
+func (s *planeSubscriber) events(seq uint64, envelope []byte, d *decoding) {
+	r := &s.recovery
+	if r.asking {
+		if s.wait(seq, envelope); r.whole {
+			return
+		}
+	}
 	s.feed.enter()
 	defer s.feed.leave()
 	m := s.feed.metrics
+	if r.at != "" && s.seeded && !s.begun && !s.bridged(seq) {
+		s.gap(s.position.Next, seq)
+	}
 	if s.reached(seq, 0) { // no timestamp is needed: each process has another publisher id
 		m.Event("batch", "in_dump", 1)
 		return
@@ -91,9 +139,28 @@ func (s *planeSubscriber) events(seq uint64, d *decoding) {
 			m.Event("batch", "other_rank", 1)
 			continue
 		}
+		if r.at != "" && r.follows {
+			if e.ID < r.next {
+				m.Event("batch", "in_dump", 1)
+				continue
+			}
+			if e.ID > r.next && !r.isFirst(e.ID) {
+				s.applyPlane(d.operations)
+				d.operations = d.operations[:0]
+				if s.missing(seq, e.ID, envelope) {
+					return
+				}
+			}
+		}
+		r.follows, r.next = true, e.ID+1
 		d.operations = append(d.operations, e.Operation)
 	}
-	if s.apply(d.operations) && s.layers.Other {
+	s.applyPlane(d.operations)
+}
+
+// applyPlane applies operations, and reports what the plane does not say of the worker's blocks.
+func (s *planeSubscriber) applyPlane(operations []kvblock.Operation) {
+	if s.apply(operations) && s.layers.Other {
 		if !s.warned {
 			s.warned = true
 			s.feed.log.Warn(

@@ -181,16 +181,6 @@ func TestEventPlaneOverNATS(t *testing.T) {
 	}
 }
 
-// The feed does not subscribe on an event plane that --event-plane excludes.
-func TestExcludedEventPlane(t *testing.T) {
-	h := newFixture(t, io.Discard)
-	h.Feed.config.EventPlane = "nats"
-	h.plane(pool.EventChannel{Publisher: publisher, ZMQ: "tcp://127.0.0.1:9"})
-	if on, off := h.Subscriptions(); on+off != 0 {
-		t.Errorf("%d subscriptions", on+off)
-	}
-}
-
 // TestNATSServerMayComeLater subscribes at an address without a server, and leaves again.
 func TestNATSServerMayComeLater(t *testing.T) {
 	h := newFixture(t, io.Discard)

@@ -24,20 +24,21 @@ const root = "../.."
 // may lists, for each package, which of ours it may import. ARCHITECTURE.md has the same table: change both in the
 // commit that changes the code. "*" is every package.
 var may = map[string]string{
-	"kvblock":              "",
-	"kvblock/kvblocktest":  "",
-	"prompt/jinja":         "",
-	"zmqsub":               "",
-	"internal/natssub":     "internal/loglimit internal/useragent",
-	"internal/metrics":     "",
-	"internal/loglimit":    "",
-	"internal/boundedfile": "",
-	"internal/connlimit":   "",
-	"internal/flags":       "internal/boundedfile internal/suggest",
-	"internal/hugepage":    "",
-	"internal/prefetch":    "",
-	"internal/suggest":     "",
-	"internal/useragent":   "",
+	"kvblock":               "",
+	"kvblock/kvblocktest":   "",
+	"prompt/jinja":          "",
+	"zmqsub":                "",
+	"internal/natssub":      "internal/loglimit internal/useragent",
+	"internal/requestplane": "",
+	"internal/metrics":      "",
+	"internal/loglimit":     "",
+	"internal/boundedfile":  "",
+	"internal/connlimit":    "",
+	"internal/flags":        "internal/boundedfile internal/suggest",
+	"internal/hugepage":     "",
+	"internal/prefetch":     "",
+	"internal/suggest":      "",
+	"internal/useragent":    "",
 	"serve/join": "internal/flags internal/loglimit internal/metrics internal/suggest pool pool/dynamo " +
 		"pool/enginemetrics pool/engineversion pool/kube prompt kvblock serve/models",
 	"serve/models": "indexer/feed internal/flags internal/metrics kvblock pool pool/dynamo pool/engineversion prompt " +
@@ -69,8 +70,8 @@ var may = map[string]string{
 	"pool/engineversion": "internal/useragent",
 	"test/parity/events": "test/harness/stack indexer/feed indexer kvblock pool pool/dynamo prompt " +
 		"prompt/body internal/metrics",
-	"indexer/feed": "indexer kvblock internal/flags internal/natssub pool zmqsub internal/loglimit " +
-		"internal/metrics",
+	"indexer/feed": "indexer kvblock internal/flags internal/natssub internal/requestplane pool zmqsub " +
+		"internal/loglimit internal/metrics",
 	"router/eject":        "internal/flags kvblock pool pool/enginemetrics internal/metrics",
 	"router/queue":        "internal/boundedfile internal/flags internal/suggest",
 	"scoring/replica":     "kvblock pool router/session scoring",

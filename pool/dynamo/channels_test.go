@@ -17,11 +17,13 @@ func (s store) source(ns string, worker, publisher uint64, rank int, touched tim
 		fmt.Sprintf(
 			`{"type":"EventSource","scope":{"kind":"endpoint","endpoint":{"namespace":%q,"component":"backend",`+
 				`"name":"generate"}},"topic":"kv-events",`+
-				`"publisher_id":%d,"metadata":{"worker":{"worker_id":%d,"dp_rank":%d},"publisher_id":%[2]d}}`,
+				`"publisher_id":%d,"metadata":{"worker":{"worker_id":%d,"dp_rank":%d},"publisher_id":%[2]d,`+
+				`"recovery_target":{"transport":{"tcp":"127.0.0.1:9/1f/q%[4]d"},"request_plane_codec":%[5]q}}}`,
 			ns,
 			publisher,
 			worker,
 			rank,
+			[]string{"msgpack", "json"}[rank%2], // kvepp does not speak JSON
 		),
 		touched,
 	)
@@ -76,7 +78,8 @@ func TestChannels(t *testing.T) {
 	s.channel("w0", "kv-events", 12, zmq(3), now)
 
 	want := []pool.EventChannel{
-		{Rank: 0, Publisher: 2926450056302118, Subject: "namespace.w0.component.backend.endpoint.generate.kv-events"},
+		{Rank: 0, Publisher: 2926450056302118, Subject: "namespace.w0.component.backend.endpoint.generate.kv-events",
+			Query: "127.0.0.1:9/1f/q0"},
 		{Rank: 1, Publisher: 8286763004618594, ZMQ: "tcp://127.0.0.1:41585"},
 	}
 	reader := NewFileStore(s.dir, quiet)

@@ -181,9 +181,16 @@ func (t *transfer) parse() (pool.Transfer, error) {
 	)
 }
 
-// parseSource decodes the record of v1/event_sources, which maps a publisher of KV events to a worker's rank. publisher
-// is 0 for other topics.
-func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err error) {
+// source is a publisher of KV events.
+type source struct {
+	publisher uint64 // 0: of another topic
+	worker    key
+	rank      uint32
+	query     string // pool.EventChannel.Query
+}
+
+// parseSource decodes the record of v1/event_sources, which maps a publisher of KV events to a worker's rank.
+func parseSource(record []byte) (source, error) {
 	var r struct {
 		Topic       string  `json:"topic"`
 		PublisherID *uint64 `json:"publisher_id"`
@@ -193,18 +200,29 @@ func parseSource(record []byte) (publisher uint64, worker key, rank uint32, err 
 				WorkerID *uint64 `json:"worker_id"`
 				Rank     uint32  `json:"dp_rank"`
 			} `json:"worker"`
+			Recovery struct {
+				Transport struct {
+					TCP string `json:"tcp"`
+				} `json:"transport"`
+				Codec string `json:"request_plane_codec"`
+			} `json:"recovery_target"`
 		} `json:"metadata"`
 	}
 	if err := json.Unmarshal(record, &r); err != nil {
-		return 0, key{}, 0, err
+		return source{}, err
 	}
 	if r.Topic != kvTopic {
-		return 0, key{}, 0, nil
+		return source{}, nil
 	}
 	if r.PublisherID == nil || r.Metadata.Worker.WorkerID == nil {
-		return 0, key{}, 0, fmt.Errorf("publisher_id or metadata.worker.worker_id is missing")
+		return source{}, fmt.Errorf("publisher_id or metadata.worker.worker_id is missing")
 	}
-	return *r.PublisherID, key{r.Scope.path(), *r.Metadata.Worker.WorkerID}, r.Metadata.Worker.Rank, nil
+	s := source{publisher: *r.PublisherID, worker: key{r.Scope.path(), *r.Metadata.Worker.WorkerID},
+		rank: r.Metadata.Worker.Rank}
+	if r.Metadata.Recovery.Codec == "msgpack" { // Dynamo before 1.6 has others
+		s.query = r.Metadata.Recovery.Transport.TCP
+	}
+	return s, nil
 }
 
 // parseChannel decodes the record of v1/event_channels, the channel of a publisher. path is the workers' path for a

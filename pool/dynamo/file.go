@@ -211,10 +211,10 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		if err != nil {
 			return err
 		}
-		publisher, worker, rank, err := parseSource(record)
-		if c, ok := byPublisher[publisher]; err == nil && ok {
-			c.Rank = rank
-			channels[worker] = append(channels[worker], c)
+		from, err := parseSource(record)
+		if c, ok := byPublisher[from.publisher]; err == nil && ok {
+			c.Rank, c.Query = from.rank, from.query
+			channels[from.worker] = append(channels[from.worker], c)
 		}
 		return err
 	})

@@ -61,10 +61,10 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	}
 	byWorker := map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
-		publisher, worker, rank, err := parseSource(record)
-		if c, ok := channels[publisher]; err == nil && ok {
-			c.Rank = rank
-			byWorker[worker] = append(byWorker[worker], c)
+		from, err := parseSource(record)
+		if c, ok := channels[from.publisher]; err == nil && ok {
+			c.Rank, c.Query = from.rank, from.query
+			byWorker[from.worker] = append(byWorker[from.worker], c)
 		}
 		return err
 	})
