@@ -98,3 +98,32 @@ func (s *Stack) Decided(ctx context.Context) (own, copied []int, err error) {
 	}
 	return own, copied, nil
 }
+
+// Another is a kvepp beside those that Envoy calls. It knows the same workers, and shares nothing.
+type Another struct {
+	stack *Stack
+	at    *replica
+}
+
+// StartAnother starts a further kvepp with the stack's flags and these, and waits until it serves. The caller kills it.
+func (s *Stack) StartAnother(ctx context.Context, flags ...string) (a *Another, err error) {
+	first, err := process.Ports(4)
+	if err != nil {
+		return nil, err
+	}
+	a = &Another{s, &replica{grpc: first, health: first + 1, prom: first + 2, admin: first + 3}}
+	args := append(s.kveppArgs(a.at), flags...)
+	if a.at.process, err = s.spawn(fmt.Sprintf("another-kvepp-%d", first), s.cfg.KveppEnv, args...); err != nil {
+		return nil, err
+	}
+	return a, s.up(ctx, "another kvepp", func() error { _, err := a.Metrics(ctx); return err }, a.at.process)
+}
+
+// Metrics reads its metrics.
+func (a *Another) Metrics(ctx context.Context) (map[string]float64, error) { return a.at.metrics(ctx) }
+
+// Admin returns the URL of its admin address.
+func (a *Another) Admin() string { return fmt.Sprintf("http://127.0.0.1:%d", a.at.admin) }
+
+// Kill kills it.
+func (a *Another) Kill() { a.at.process.Kill() }

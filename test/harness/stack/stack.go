@@ -331,6 +331,9 @@ func (s *Stack) dynamoEnv() []string {
 	return env
 }
 
+// Discovery returns the folder of Dynamo's discovery.
+func (s *Stack) Discovery() string { return s.discovery() }
+
 func (s *Stack) discovery() string { return filepath.Join(s.dir, "discovery") }
 
 func (s *Stack) python() string { return filepath.Join(s.cfg.Tools, "bin/python") }
