@@ -16,10 +16,12 @@ import (
 // quietDelay is how long a file must stay unchanged before it is read again, because editors write in several steps.
 const quietDelay = 50 * time.Millisecond
 
-// WatchFile reads the endpoints file now and after each change until ctx ends, and passes the entries to apply. It
-// notices a rename over the file and Kubernetes' symlink swap. It returns only errors of the first read. If a later
-// read or apply fails, WatchFile logs the error and calls refused; the earlier entries stay.
-func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]Entry) error, refused func()) error {
+// WatchFile reads the endpoints file now and after each change until ctx ends, and passes the entries to apply. parse
+// is [ParseFile], or a reader of another format. WatchFile notices a rename over the file and Kubernetes' symlink swap.
+// It returns only errors of the first read. If a later read or apply fails, it logs the error and calls refused; the
+// earlier entries stay.
+func WatchFile(ctx context.Context, path string, parse func([]byte) ([]Entry, error), log *slog.Logger,
+	apply func([]Entry) error, refused func()) error {
 	// Watch the directory, because a rename over the file replaces the inode that a watch of the file holds.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -29,7 +31,7 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 		watcher.Close()
 		return fmt.Errorf("pool: cannot watch the folder of %s: %w", path, err)
 	}
-	last, entries, err := readFile(path)
+	last, entries, err := readFile(path, parse)
 	if err != nil {
 		watcher.Close()
 		return err
@@ -58,7 +60,7 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 				log.Warn("error while watching the endpoints file; kvepp reads it again", "error", err)
 				reread.Reset(quietDelay)
 			case <-reread.C:
-				text, entries, err := readFile(path)
+				text, entries, err := readFile(path, parse)
 				if bytes.Equal(text, last) && text != nil {
 					continue
 				}
@@ -78,12 +80,12 @@ func WatchFile(ctx context.Context, path string, log *slog.Logger, apply func([]
 	return nil
 }
 
-func readFile(path string) ([]byte, []Entry, error) {
+func readFile(path string, parse func([]byte) ([]Entry, error)) ([]byte, []Entry, error) {
 	text, err := boundedfile.Read(path, MaxFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pool: the endpoints file cannot be read: %w", err)
 	}
-	entries, err := ParseFile(text)
+	entries, err := parse(text)
 	if err != nil {
 		return text, nil, fmt.Errorf("pool: %s: %w", path, err)
 	}

@@ -22,7 +22,7 @@ func (f *watchedFile) start(t *testing.T, path string) error {
 	f.applied = make(chan []Entry, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	return WatchFile(ctx, path, quiet, func(e []Entry) error {
+	return WatchFile(ctx, path, ParseFile, quiet, func(e []Entry) error {
 		if f.refuse.Load() {
 			return errors.New("refused by the test")
 		}

@@ -34,6 +34,7 @@ type criteria struct {
 	p                                 *prepared
 	standings                         *standings
 	stockPrefill, pinned, constrained bool
+	noPrefill                         bool
 }
 
 // criteria returns those for a request. The standings are those in sc.
@@ -43,6 +44,7 @@ func (r *Router) criteria(g *gathered, req *Request, p *prepared) criteria {
 		p:            p,
 		standings:    &g.standings,
 		stockPrefill: r.cfg.StockPrefill,
+		noPrefill:    r.cfg.NoPrefill,
 		pinned:       p.pins.Given(),
 		constrained:  len(p.constraints.Required) > 0,
 	}
@@ -61,7 +63,7 @@ func (c *criteria) destination(w *pool.Worker, busy bool) verdict {
 
 // prefill judges a prefill worker.
 func (c *criteria) prefill(w *pool.Worker, busy bool) verdict {
-	if !c.hasModel(w) || c.stockPrefill && w.Address == "" {
+	if !c.hasModel(w) || c.stockPrefill && w.Address == "" || c.noPrefill {
 		return irrelevant
 	}
 	return c.judge(w, &c.p.pins.Prefill, busy)

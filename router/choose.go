@@ -85,6 +85,9 @@ func (r *Router) bookCandidates(sc *scratch, p *prepared) (*Route, error) {
 			sc.aggregated.reset()
 		}
 	}
+	if r.cfg.Disaggregate.NonCached > 0 && len(sc.decode.workers) > 0 && len(sc.aggregated.workers) == 0 {
+		return r.bookDisaggregated(sc, p)
+	}
 	var alone, pair *Route
 	var err error
 	if len(sc.aggregated.workers) > 0 {
@@ -98,4 +101,26 @@ func (r *Router) bookCandidates(sc *scratch, p *prepared) (*Route, error) {
 		}
 	}
 	return cheaper(alone, pair), nil
+}
+
+// bookDisaggregated books the decode worker that is the cheapest for the whole request. If that needs a prefill worker,
+// it books a pair instead.
+//
+// Source: llm-d-router v0.11, prefix-based-pd-decider.
+func (r *Router) bookDisaggregated(sc *scratch, p *prepared) (*Route, error) {
+	sc.aggregated.workers = append(sc.aggregated.workers, sc.decode.workers...)
+	alone, err := r.bookAggregated(sc, p)
+	if err != nil {
+		return nil, err
+	}
+	d := &r.cfg.Disaggregate
+	if alone.PromptTokens < d.Prompt || alone.PromptTokens-alone.PredictedCachedTokens < d.NonCached {
+		return alone, nil
+	}
+	pair, err := r.bookPair(sc, p)
+	if err != nil {
+		return nil, err
+	}
+	alone.Free()
+	return pair, nil
 }

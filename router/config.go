@@ -125,7 +125,15 @@ type Config struct {
 	// Otherwise they are Dynamo's, which its frontend reaches by their ids. With it, a prefill worker without an
 	// address is no candidate, and decode workers take requests alone if there is no prefill worker.
 	StockPrefill bool
+	// NoPrefill uses no prefill worker. It needs StockPrefill.
+	NoPrefill bool
+	// Disaggregate says which prompts have a prefill worker, if StockPrefill is set and no worker is aggregated.
+	Disaggregate Disaggregate
 }
+
+// Disaggregate says for which prompts a decode worker works alone: those of fewer than Prompt tokens, and those with
+// fewer than NonCached tokens that it does not hold. The zero value: for none.
+type Disaggregate struct{ Prompt, NonCached int }
 
 // Predict configures how routing decisions count as stored blocks. The zero value: not at all.
 type Predict struct {

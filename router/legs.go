@@ -113,6 +113,9 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 			},
 		},
 	}
+	if r.cfg.Disaggregate.NonCached > 0 {
+		route.fetches = *w
+	}
 	r.explain(sc, route, &sc.prefill, first, p, reason)
 	route.cost += comparableCost(last, &l.cfg)
 	return route, nil

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -249,6 +250,41 @@ func TestStockPrefill(t *testing.T) {
 		t.Errorf("one has: %+v, prefill %+v", r.Decision, r.Prefill)
 	}
 	r.Free()
+}
+
+// TestDisaggregate: a decode worker works alone on a short prompt, and on one that it mostly holds, also because it
+// served the prompt before.
+func TestDisaggregate(t *testing.T) {
+	es := disaggregated(1, 2)
+	es[0].Address = "10.0.1.1:8000"
+	h := newHouse(t, es...)
+	h.cfg.StockPrefill, h.cfg.Disaggregate = true, Disaggregate{Prompt: 12, NonCached: 8}
+	h.cfg.Predict = Predict{TTL: time.Minute, Alone: true}
+	for _, c := range []struct {
+		prompt  []kvblock.Token
+		prefill bool
+		why     string
+	}{
+		{tokens(0, 11), false, "short"},
+		{tokens(100, 140), true, "new"},
+		{tokens(100, 144), false, "4 new tokens"},
+		{tokens(100, 160), true, "20 new tokens"},
+	} {
+		r := h.route(completion("m", c.prompt))
+		if (r.Prefill != nil) != c.prefill || r.Name[0] != 'd' {
+			t.Errorf("%s: %+v, prefill %+v", c.why, r.Decision, r.Prefill)
+		}
+		r.Free()
+	}
+	h.cfg.NoPrefill = true
+	r := h.route(completion("m", tokens(200, 240)))
+	if r.Prefill != nil || r.Name[0] != 'd' {
+		t.Errorf("no prefill worker may be used: %+v", r.Decision)
+	}
+	r.Free()
+	if h.book.Len() != 0 {
+		t.Errorf("%d booked after the end", h.book.Len())
+	}
 }
 
 // TestPairs: both workers of a request are of one Dynamo namespace and one model, because a direct frontend knows only

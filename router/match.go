@@ -84,7 +84,14 @@ func loadOnly(w *pool.Worker) Reason {
 // predict adds to the index the blocks that the worker is about to compute, so that the next request with the same
 // prefix finds them.
 func (r *Router) predict(m *matched, p *prepared, route *Route) {
-	w := &route.computes
+	r.predictOn(m, p, &route.computes)
+	if route.fetches.Endpoint != nil {
+		r.predictOn(m, p, &route.fetches)
+	}
+}
+
+// predictOn adds to the index the blocks of the prompt that w will have.
+func (r *Router) predictOn(m *matched, p *prepared, w *pool.Worker) {
 	v, life := m.variantOf(w), r.cfg.Predict.lifetime(w)
 	if p.estimated && !r.cfg.Predict.Alone { // no event will have these blocks
 		life = indexer.Lifetime{TTL: r.cfg.Predict.Silent}

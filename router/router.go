@@ -170,6 +170,7 @@ type placed struct {
 	booking  scoring.Booking // on the destination
 	prefill  scoring.Booking // on the prefill worker; the zero value without one
 	computes pool.Worker     // the worker that computes the prompt
+	fetches  pool.Worker     // the decode worker, which has the prompt's blocks afterwards; if Config.Disaggregate asks
 	// sameTokenizer says that all workers of the route have kvepp's tokenizer and chat template.
 	sameTokenizer bool
 	cost          float64        // of all legs, in tokens

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/pool"
+	"kvepp/router"
 	"kvepp/serve/llmd"
 	"kvepp/serve/models"
 )
@@ -86,9 +88,41 @@ func (o *options) sit() {
 	o.transport.Suites = o.seat.CipherSuites
 	o.noTraces = o.seat.NoTraces
 	o.routing.EstimateTokens = o.seat.EstimateTokens
+	o.routing.NoPrefill, o.routing.Disaggregate = o.seat.NoPrefill, router.Disaggregate(o.seat.Disaggregate)
+	// then decode workers take requests alone
+	o.proxy.PrefillerHeader = o.proxy.PrefillerHeader || o.seat.NoPrefill
+	if stages := o.seat.Stages; stages != nil {
+		o.sources.Kube.RoleOf = func(labels map[string]string) (pool.Role, bool) { return roleOf(stages(labels)) }
+	}
+	if o.seat.EndpointsFile != "" {
+		o.sources.Parse = o.readDiscovered
+	}
 	o.models.Others = models.Others{URL: o.seat.TokenizerURL, Model: o.seat.TokenizerModel,
 		Timeout: o.seat.TokenizerTimeout, Engines: o.seat.AskEngines, Scheme: o.gauges.Scheme,
 		SkipVerify: o.gauges.SkipVerify}
+}
+
+// readDiscovered reads a file of llm-d's file discovery.
+func (o *options) readDiscovered(text []byte) ([]pool.Entry, error) {
+	file, skipped, err := llmd.Endpoints(text, o.seat.Stages)
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range skipped {
+		slog.Warn("kvepp skips an entry of the endpoints file", "entry", entry)
+	}
+	return pool.ParseFile(file)
+}
+
+// roleOf returns the role of an endpoint that may prefill, decode or both, and whether it is one.
+func roleOf(prefill, decode bool) (pool.Role, bool) {
+	switch {
+	case prefill && decode:
+		return pool.Aggregated, true
+	case prefill:
+		return pool.Prefill, true
+	}
+	return pool.Decode, decode
 }
 
 // logSeat logs what the arguments of llm-d's picker mean here.

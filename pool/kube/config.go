@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"kvepp/internal/flags"
+	"kvepp/pool"
 	"kvepp/pool/dynamo"
 )
 
@@ -46,6 +47,10 @@ type Config struct {
 	// asks no frontend. It gives the instance ids of workers that write no DynamoWorkerMetadata because their discovery
 	// is etcd or another.
 	QueryFrontend func(ctx context.Context, address string) (dynamo.View, error)
+
+	// RoleOf returns the role of a Pod with these labels, and whether it is an endpoint. nil: the labels of roles that
+	// kvepp knows count, and each Pod is an endpoint. No flag sets it.
+	RoleOf func(labels map[string]string) (pool.Role, bool)
 
 	LeaderElection  bool          // only one of several replicas is active
 	LeaseName       string        // of the election; empty: made of the pool's name, or of the selector

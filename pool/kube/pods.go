@@ -251,6 +251,12 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 		}
 	}
 	of, err := s.readPod(p)
+	if s.config.RoleOf != nil && roles[p.Annotations[RoleAnnotation]] == "" {
+		var takes bool
+		if of.Role, takes = s.config.RoleOf(p.Labels); !takes {
+			return nil, nil, ""
+		}
+	}
 	if err != nil {
 		problem = err.Error() + "; kvepp ignores it"
 	}

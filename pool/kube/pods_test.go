@@ -45,6 +45,11 @@ func readyPod(name string, addresses ...string) *corev1.Pod {
 	return p
 }
 
+// byStage takes roles from the label stage alone.
+var byStage = Config{RoleOf: func(labels map[string]string) (pool.Role, bool) {
+	return map[string]pool.Role{"p": pool.Prefill, "d": pool.Decode}[labels["stage"]], labels["stage"] != ""
+}}
+
 // format formats endpoints for comparison.
 func format(endpoints []pool.Endpoint) string {
 	var lines []string
@@ -222,6 +227,14 @@ func TestEndpointsOfAPod(t *testing.T) {
 			edit: func(p *corev1.Pod) { p.Annotations["kvepp/metrics-port"] = "9100" },
 			want: "a-rank-0 10.0.0.7:8000 aggregated rank 0 own http://10.0.0.7:9100/metrics\na-rank-1 10.0.0.7:8001 " +
 				"aggregated rank 1 own http://10.0.0.7:9101/metrics"},
+		{name: "a role by another rule", config: byStage, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["stage"] = "p" },
+			want: "a-rank-0 10.0.0.7:8000 prefill rank 0"},
+		{name: "no endpoint by another rule", config: byStage, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Labels["llm-d.ai/role"] = "decode" }},
+		{name: "an annotation before another rule", config: byStage, ports: []int{8000}, pod: readyPod("a", "10.0.0.7"),
+			edit: func(p *corev1.Pod) { p.Annotations["kvepp/role"] = "decode" },
+			want: "a-rank-0 10.0.0.7:8000 decode rank 0"},
 		{name: "a sidecar among the init containers", config: Config{Dynamo: true}, pod: readyPod("a", "10.0.0.7"),
 			edit: func(p *corev1.Pod) {
 				p.Spec.InitContainers = []corev1.Container{{Name: "frontend",

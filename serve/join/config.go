@@ -24,7 +24,9 @@ const inKubernetes = "kubernetes"
 
 // Config says where endpoints come from and what they have in common.
 type Config struct {
-	File       string // the endpoints file; empty: none
+	File string // the endpoints file; empty: none
+	// Parse reads the endpoints file. nil: it has kvepp's format. No flag sets it.
+	Parse      func(text []byte) ([]pool.Entry, error)
 	Discovery  string // of Dynamo: file:DIR, frontend:HOST:PORT,... or kubernetes; empty: none
 	DNSFamily  string
 	BlockSize  int // tokens of each worker's blocks; 0: each worker's own

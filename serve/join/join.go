@@ -89,7 +89,11 @@ func (j *Join) Follow(ctx context.Context) (stop func(), err error) {
 		j.change(func() { j.entries = now })
 		return nil
 	}
-	if err := pool.WatchFile(ctx, j.File, j.Log, setEntries, j.Metrics.EndpointFileRefused.Inc); err != nil {
+	parse := j.Parse
+	if parse == nil {
+		parse = pool.ParseFile
+	}
+	if err := pool.WatchFile(ctx, j.File, parse, j.Log, setEntries, j.Metrics.EndpointFileRefused.Inc); err != nil {
 		stop()
 		return stop, err
 	}

@@ -66,10 +66,16 @@ func requireLabel(t *translation, p *plugin, _ *Row) {
 // roleLabel is llm-d's label of a Pod's role.
 const roleLabel = "llm-d.ai/role"
 
-// requireRole returns what requires a role; "" stands for a Pod without the label.
-func requireRole(roles ...string) func(*translation, *plugin, *Row) {
+// The values of roleLabel with which a Pod may prefill, and decode.
+var (
+	prefillRoles = []string{"encode-prefill", "prefill", "prefill-decode", "encode-prefill-decode", "both"}
+	decodeRoles  = []string{"decode", "prefill-decode", "encode-prefill-decode", "both"}
+)
+
+// requireRole returns what requires one of roles; or, if absent is set, no role.
+func requireRole(absent bool, roles []string) func(*translation, *plugin, *Row) {
 	return func(t *translation, p *plugin, _ *Row) {
-		t.limits[p] = Requirement{[]term{{key: roleLabel, values: roles, absent: roles[0] == ""}}}
+		t.limits[p] = Requirement{[]term{{key: roleLabel, values: roles, absent: absent}}}
 	}
 }
 
@@ -143,6 +149,7 @@ func first(texts ...string) string {
 // stages says which Pods are endpoints, and for which stage.
 func (t *translation) stages() {
 	if t.split == nil {
+		t.settings.NoPrefill = true
 		if r, limited := t.requirement(t.profiles[0].name); limited {
 			t.settings.Stages = func(labels map[string]string) (bool, bool) { return r.met(labels), r.met(labels) }
 		}
