@@ -237,7 +237,7 @@ func activePorts(p *corev1.Pod, ports []int) []int {
 func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances []dynamo.Instance, problem string) {
 	p := k.pod
 	ip := address(p, s.config.Family)
-	if s.spec == nil || ip == "" || !serves(p) {
+	if s.spec == nil || ip == "" || !serves(p) || s.excludes(p) {
 		k.response = frontendResponse{} // another worker may run when the Pod is ready again
 		return nil, nil, ""
 	}
@@ -251,12 +251,6 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 		}
 	}
 	of, err := s.readPod(p)
-	if s.config.RoleOf != nil && roles[p.Annotations[RoleAnnotation]] == "" {
-		var takes bool
-		if of.Role, takes = s.config.RoleOf(p.Labels); !takes {
-			return nil, nil, ""
-		}
-	}
 	if err != nil {
 		problem = err.Error() + "; kvepp ignores it"
 	}
@@ -335,7 +329,7 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 // not valid counts as absent.
 func (s *Source) readPod(p *corev1.Pod) (pool.Endpoint, error) {
 	e := pool.Endpoint{
-		InstanceID: kvblock.InstanceID(p.Name), Role: role(p), DataParallelSize: max(s.config.DataParallelSize, 1),
+		InstanceID: kvblock.InstanceID(p.Name), Role: s.role(p), DataParallelSize: max(s.config.DataParallelSize, 1),
 		KVTopic: p.Annotations[TopicAnnotation], Model: p.Annotations[ModelAnnotation],
 	}
 	if e.Namespace = p.Labels[dynamoNamespaceLabel]; e.Namespace != "" && p.Labels[dynamoHashLabel] != "" {
@@ -394,6 +388,24 @@ var roles = map[string]pool.Role{
 var llmdRoles = map[string]pool.Role{
 	"encode": pool.Encode, "prefill": pool.Prefill, "encode-prefill": pool.Prefill, "decode": pool.Decode,
 	"prefill-decode": pool.Aggregated, "encode-prefill-decode": pool.Aggregated, "both": pool.Aggregated,
+}
+
+// excludes reports whether a Pod is no endpoint by its labels.
+func (s *Source) excludes(p *corev1.Pod) bool {
+	if s.config.RoleOf == nil || roles[p.Annotations[RoleAnnotation]] != "" {
+		return false
+	}
+	_, takes := s.config.RoleOf(p.Labels)
+	return !takes
+}
+
+// role returns the role of a Pod that is an endpoint.
+func (s *Source) role(p *corev1.Pod) pool.Role {
+	if s.config.RoleOf == nil || roles[p.Annotations[RoleAnnotation]] != "" {
+		return role(p)
+	}
+	of, _ := s.config.RoleOf(p.Labels)
+	return of
 }
 
 // role returns the role in a Pod's annotation, or else in its labels. Any other value, such as Dynamo's "worker", means
