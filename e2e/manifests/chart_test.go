@@ -880,14 +880,25 @@ func TestNetworkPolicy(t *testing.T) {
 			len(rules) > 4 {
 			t.Errorf("%v: kvepp may reach %v, want ports %q and others %q", x.args, rules, x.engines, x.named)
 		}
+		callback := false
 		for _, rule := range policy.list("spec", "ingress") {
-			if ports(rule) == "replica" {
-				if !maps.Equal(rule.labels("from", 0, "podSelector", "matchLabels"), own) {
+			switch from := rule.labels("from", 0, "podSelector", "matchLabels"); {
+			case ports(rule) == "replica":
+				if !maps.Equal(from, own) {
 					t.Errorf("%v: not only replicas may reach their port: %v", x.args, rule)
 				}
-			} else if rule.at("from") != nil {
+			case ports(rule) == "callback":
+				if callback = true; from["app"] != "vllm" || len(from) != 1 {
+					t.Errorf("%v: not only the engines may reach the port for their answers: %v", x.args, rule)
+				}
+			case rule.at("from") != nil:
 				t.Errorf("%v: only %v may reach kvepp", x.args, rule.at("from"))
 			}
+		}
+		args := r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args")
+		if dynamo := slices.Contains(x.args, "engine=dynamo"); callback != dynamo ||
+			dynamo != slices.Contains(args, "--dynamo-callback-address=:9005") {
+			t.Errorf("%v: port for answers of Dynamo's workers: %v", x.args, callback)
 		}
 	}
 	// Helm shows the notes only with a cluster. A copy of the chart renders them into an object.

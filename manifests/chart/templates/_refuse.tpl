@@ -60,7 +60,7 @@
 {{- if not (and $v.tls.enabled $v.tls.secretName $v.tls.clientCA.secretName) }}{{ fail "sharing.trust=certificates needs tls.secretName and tls.clientCA.secretName: replicas recognise one another by a certificate of that authority; or use sharing.trust=token" }}{{ end }}
 {{- end }}
 {{- if $v.admin.enabled }}
-{{- if has (int $v.admin.port) (list 9002 9003 9004 (int $v.metrics.port)) }}{{ fail (printf "admin.port: %d is another port of kvepp's; choose a free one" (int $v.admin.port)) }}{{ end }}
+{{- if has (int $v.admin.port) (list 9002 9003 9004 9005 (int $v.metrics.port)) }}{{ fail (printf "admin.port: %d is another port of kvepp's; choose a free one" (int $v.admin.port)) }}{{ end }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if has $flag (list "admin-address" "admin-token-file") }}{{ fail (printf "extraArgs: do not set --%s here with admin.enabled=true; set the values admin.port and admin.tokenSecret" $flag) }}{{ end }}
@@ -79,7 +79,7 @@
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}
 {{- if and (eq $flag "drain-delay") (include "kvepp.leaderElection" $) }}{{ fail "extraArgs: do not set --drain-delay here under leader election; set the value preStopSeconds, which the pod's grace period uses too" }}{{ end }}
-{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address" "replica-port" "replica-peers") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
+{{- if has $flag (list "bind-address" "grpc-port" "grpc-health-port" "ha-lease-name" "metrics-address" "replica-port" "replica-peers" "dynamo-callback-address") }}{{ fail (printf "extraArgs: --%s must not be changed, because the Service, the probes and the Role depend on it" $flag) }}{{ end }}
 {{- end }}
 {{- end -}}
 
