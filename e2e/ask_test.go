@@ -2,11 +2,17 @@ package e2e
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,9 +43,9 @@ func converse(t *testing.T, s *stack.Stack, about string, n int) {
 	all.Wait()
 }
 
-// blocks returns how many of a prompt's blocks each worker has cached, as the kvepp at an admin address knows, and the
-// most of them.
-func blocks(t *testing.T, admin, about string) (all string, most int) {
+// blocks returns how many of a prompt's blocks each rank of a worker (NAME/RANK) has cached, as the kvepp at an admin
+// address knows.
+func blocks(t *testing.T, admin, about string) map[string]int {
 	t.Helper()
 	request, err := json.Marshal(map[string]any{"model": stack.Model, "messages": conversation(about, 2)})
 	if err != nil {
@@ -51,7 +57,6 @@ func blocks(t *testing.T, admin, about string) (all string, most int) {
 	}
 	defer resp.Body.Close()
 	var p struct {
-		Reason     string `json:"reason"`
 		Candidates []struct {
 			Name         string `json:"name"`
 			Rank         int    `json:"dp_rank"`
@@ -61,26 +66,39 @@ func blocks(t *testing.T, admin, about string) (all string, most int) {
 	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
 		t.Fatal(err)
 	}
+	found := map[string]int{}
 	for _, c := range p.Candidates {
-		most = max(most, c.DeviceBlocks)
+		found[fmt.Sprintf("%s/%d", c.Name, c.Rank)] = c.DeviceBlocks
 	}
-	return fmt.Sprint(p.Reason, p.Candidates), most
+	return found
 }
 
-// differences counts the prompts whose cached blocks another kvepp and the stack's know differently.
-func differences(t *testing.T, s *stack.Stack, other *stack.Another, about string, n int) (differ, cached int) {
+// same waits until another kvepp knows the same cached blocks of n prompts as the stack's, at all workers but one. Most
+// prompts must be cached somewhere.
+func same(t *testing.T, s *stack.Stack, other *stack.Another, about string, n int, but string) {
 	t.Helper()
-	for i := range n {
-		name := fmt.Sprint(about, i)
-		ours, most := blocks(t, s.Admin(), name)
-		if theirs, _ := blocks(t, other.Admin(), name); ours != theirs {
-			differ++
+	eventually(t, func() error {
+		differ, cached := 0, 0
+		for i := range n {
+			ours, theirs := blocks(t, s.Admin(), fmt.Sprint(about, i)), blocks(t, other.Admin(), fmt.Sprint(about, i))
+			delete(ours, but)
+			delete(theirs, but)
+			if !maps.Equal(ours, theirs) {
+				differ++
+			}
+			if len(ours) > 0 && slices.Max(slices.Collect(maps.Values(ours))) > 0 { // prompts have no block in common
+				cached++
+			}
 		}
-		if most > 0 { // prompts have no block in common
-			cached++
+		if differ > 0 {
+			return fmt.Errorf("%d of %d prompts differ", differ, n)
 		}
-	}
-	return differ, cached
+		if cached < n/2 {
+			return fmt.Errorf("only %d of %d prompts are cached", cached, n)
+		}
+		t.Logf("0 differences over %d prompts, %d of them cached", n, cached)
+		return nil
+	})
 }
 
 // TestWorkersAreAsked: a kvepp that starts late, or starts again under load, knows the same cached blocks as one that
@@ -92,7 +110,7 @@ func TestWorkersAreAsked(t *testing.T) {
 			nothingLeft(t, s)
 			converse(t, s, plane, 200)
 			other := another(t, s)
-			same(t, s, other, plane, 100)
+			same(t, s, other, plane, 100, "")
 
 			load, stop := context.WithCancel(t.Context())
 			defer stop()
@@ -123,8 +141,8 @@ func TestWorkersAreAsked(t *testing.T) {
 			})
 			stop()
 			running.Wait()
-			same(t, s, other, plane, 100)
-			same(t, s, other, plane+" later ", min(100, int(later.Load())))
+			same(t, s, other, plane, 100, "")
+			same(t, s, other, plane+" later ", min(100, int(later.Load())), "")
 			m, err := other.Metrics(t.Context())
 			if err != nil || m[`kvepp_events_total{kind="query",outcome="all_blocks"}`] < 4 ||
 				m[`kvepp_events_total{kind="query",outcome="given_up"}`] != 0 {
@@ -155,22 +173,6 @@ func another(t *testing.T, s *stack.Stack, flags ...string) *stack.Another {
 	}
 	t.Cleanup(a.Kill)
 	return a
-}
-
-// same waits until another kvepp knows the same cached blocks of n prompts. Most of them must be cached somewhere.
-func same(t *testing.T, s *stack.Stack, other *stack.Another, about string, n int) {
-	t.Helper()
-	eventually(t, func() error {
-		differ, cached := differences(t, s, other, about, n)
-		if differ > 0 {
-			return fmt.Errorf("%d of %d prompts differ", differ, n)
-		}
-		if cached < n/2 {
-			return fmt.Errorf("only %d of %d prompts are cached", cached, n)
-		}
-		t.Logf("0 differences over %d prompts, %d of them cached", n, cached)
-		return nil
-	})
 }
 
 // relay passes the messages of one worker's event socket on to those who subscribe at its own, or drops them.
@@ -223,8 +225,9 @@ func newRelay(t *testing.T, publisher string) *relay {
 	return r
 }
 
-// mirror copies Dynamo's discovery to a folder, again and again, with a relay in place of each worker's event socket.
-func mirror(t *testing.T, from string) (to string, relays func() []*relay) {
+// mirror copies Dynamo's discovery to a folder, again and again, with a relay in place of each worker's event socket,
+// and each publisher's record as source changes it.
+func mirror(t *testing.T, from string, source func(record string) string) (to string, relays func() []*relay) {
 	t.Helper()
 	to = t.TempDir()
 	var mu sync.Mutex
@@ -251,6 +254,9 @@ func mirror(t *testing.T, from string) (to string, relays func() []*relay) {
 					known[address] = newRelay(t, address)
 				}
 				text = []byte(strings.Replace(string(text), address, known[address].address, 1))
+			}
+			if strings.Contains(file, "event_sources") {
+				text = []byte(source(string(text)))
 			}
 			name := filepath.Join(to, strings.TrimPrefix(file, from))
 			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
@@ -295,10 +301,10 @@ func mirror(t *testing.T, from string) (to string, relays func() []*relay) {
 func TestLostMessagesCostNothing(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Blocks: 65536, Speedup: 50, EventPlane: "zmq"})
 	nothingLeft(t, s)
-	to, relays := mirror(t, s.Discovery())
+	to, relays := mirror(t, s.Discovery(), func(record string) string { return record })
 	other := another(t, s, "--dynamo-discovery", "file:"+to)
 	converse(t, s, "before", 50)
-	same(t, s, other, "before", 50)
+	same(t, s, other, "before", 50, "")
 	dropped := func() (n int64) {
 		for _, r := range relays() {
 			n += r.dropped.Load()
@@ -319,11 +325,133 @@ func TestLostMessagesCostNothing(t *testing.T) {
 	}
 	drop(false)
 	converse(t, s, "after", 20)
-	same(t, s, other, "before", 50)
-	same(t, s, other, "during 0 ", 20)
+	same(t, s, other, "before", 50, "")
+	same(t, s, other, "during 0 ", 20, "")
 	m, err := other.Metrics(t.Context())
 	if err != nil || m[`kvepp_events_total{kind="subscription",outcome="gap"}`] != 0 {
 		t.Errorf("%v; questions %v", err, questions(m))
 	}
 	t.Logf("%d messages were dropped; questions %v", dropped(), questions(m))
+}
+
+// callback is what a request on Dynamo's request plane says of where its answer goes.
+var callback = regexp.MustCompile(`\\"address\\":\\"([^\\]+)\\",\\"subject\\":\\"([^\\]+)\\"`)
+
+// hostileIndexer takes questions and answers each as told.
+func hostileIndexer(t *testing.T, answer func(question net.Conn, address, subject string)) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				text := make([]byte, 4096)
+				n, _ := c.Read(text)
+				if to := callback.FindSubmatch(text[:n]); to != nil {
+					answer(c, string(to[1]), string(to[2]))
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// TestHostileIndexers: a worker that answers garbage, 300 MiB, nothing, or for another rank costs kvepp what that worker
+// held before, and nothing else: not what the others hold, nor that worker's later events.
+func TestHostileIndexers(t *testing.T) {
+	s := start(t, stack.Config{Workers: 2, Ranks: 2, Blocks: 16384, Speedup: 50, EventPlane: "zmq"})
+	nothingLeft(t, s)
+	converse(t, s, "before", 60)
+	part := func(header string, data uint64) []byte {
+		b := binary.BigEndian.AppendUint64(nil, uint64(len(header)))
+		b = binary.BigEndian.AppendUint64(b, data)
+		return append(binary.BigEndian.AppendUint64(b, 0), header...)
+	}
+	answerWith := func(send func(c net.Conn)) func(net.Conn, string, string) {
+		return func(question net.Conn, address, subject string) {
+			question.Write(make([]byte, 4))
+			c, err := net.Dial("tcp", address)
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			c.Write(part(fmt.Sprintf(`{"subject":%q,"stream_type":"response"}`, subject), 0))
+			c.Write(part(`{"error":null}`, 0))
+			send(c)
+			io.Copy(io.Discard, c)
+		}
+	}
+	for name, answer := range map[string]func(net.Conn, string, string){
+		"malformed": answerWith(func(c net.Conn) {
+			c.Write(append(part("", 9), "\xc1 garbage"...))
+			c.Write(part(`"sentinel"`, 0))
+		}),
+		"too_long": answerWith(func(c net.Conn) {
+			c.Write(part("", 300<<20))
+			for zeros := make([]byte, 1<<20); ; {
+				if _, err := c.Write(zeros); err != nil {
+					return
+				}
+			}
+		}),
+		"timed_out": func(question net.Conn, _, _ string) { io.Copy(io.Discard, question) },
+		"refused":   nil, // another rank's index
+	} {
+		t.Run(name, func(t *testing.T) {
+			var replaced, by string
+			target := regexp.MustCompile(`"tcp":"([^"]+)"`)
+			records, err := filepath.Glob(filepath.Join(s.Discovery(), "v1/event_sources/*w0*"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range records {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if at := target.FindSubmatch(text)[1]; strings.Contains(string(text), `"dp_rank":0`) {
+					replaced = string(at)
+				} else {
+					by = string(at)
+				}
+			}
+			if answer != nil {
+				by = hostileIndexer(t, answer) + "/x"
+			}
+			to, _ := mirror(t, s.Discovery(), func(record string) string { return strings.Replace(record, replaced, by, 1) })
+			other := another(t, s, "--dynamo-discovery", "file:"+to)
+			defer other.Kill()
+			same(t, s, other, "before", 60, "worker-0/0")
+			eventually(t, func() error {
+				m, err := other.Metrics(t.Context())
+				if n := m[`kvepp_events_total{kind="query",outcome="given_up"}`]; err == nil && n == 0 {
+					err = fmt.Errorf("kvepp has not given up; questions %v", questions(m))
+				}
+				if n := m[`kvepp_events_total{kind="query",outcome="`+name+`"}`]; err == nil && n < 3 {
+					err = fmt.Errorf("questions %v, want 3 answers %s", questions(m), name)
+				}
+				return err
+			})
+			held := 0
+			for i := range 60 {
+				held += blocks(t, s.Admin(), fmt.Sprint("before", i))["worker-0/0"]
+				if n := blocks(t, other.Admin(), fmt.Sprint("before", i))["worker-0/0"]; n > 0 {
+					t.Errorf("kvepp knows %d blocks of the worker that did not tell", n)
+				}
+			}
+			if held == 0 {
+				t.Error("worker-0/0 holds nothing, so this test shows nothing")
+			}
+			converse(t, s, "after "+name, 20)
+			same(t, s, other, "after "+name, 20, "")
+		})
+	}
 }
