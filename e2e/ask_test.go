@@ -364,8 +364,8 @@ func hostileIndexer(t *testing.T, answer func(question net.Conn, address, subjec
 	return l.Addr().String()
 }
 
-// TestHostileIndexers: a worker that answers garbage, 300 MiB, nothing, or for another rank costs kvepp what that worker
-// held before, and nothing else: not what the others hold, nor that worker's later events.
+// TestHostileIndexers: a worker that answers garbage, 300 MiB, nothing, or for another rank costs kvepp what it held
+// before, and nothing else: not what the others hold, nor that worker's later events.
 func TestHostileIndexers(t *testing.T) {
 	s := start(t, stack.Config{Workers: 2, Ranks: 2, Blocks: 16384, Speedup: 50, EventPlane: "zmq"})
 	nothingLeft(t, s)
@@ -426,7 +426,8 @@ func TestHostileIndexers(t *testing.T) {
 			if answer != nil {
 				by = hostileIndexer(t, answer) + "/x"
 			}
-			to, _ := mirror(t, s.Discovery(), func(record string) string { return strings.Replace(record, replaced, by, 1) })
+			replace := func(record string) string { return strings.Replace(record, replaced, by, 1) }
+			to, _ := mirror(t, s.Discovery(), replace)
 			other := another(t, s, "--dynamo-discovery", "file:"+to)
 			defer other.Kill()
 			same(t, s, other, "before", 60, "worker-0/0")
