@@ -36,12 +36,11 @@ var defaultSecret = [24]uint64{
 	0x7e404bbbcafbd7af,
 }
 
-// secret is the default secret combined with a seed. xxh3_amd64.s depends on the offsets of its fields.
+// secret is the default secret combined with a seed.
 type secret struct {
 	words [24]uint64
 	last  [8]uint64 // the words for the last stripe of an input, from byte 121 on
 	merge [8]uint64 // the words that finish a long input, from byte 11 on
-	sums  [8]uint64 // the initial sums of a long input; the same for every seed
 }
 
 func newSecret(seed uint64) (s secret) {
@@ -59,7 +58,6 @@ func newSecret(seed uint64) (s secret) {
 		s.last[i] = binary.LittleEndian.Uint64(raw[121+8*i:])
 		s.merge[i] = binary.LittleEndian.Uint64(raw[11+8*i:])
 	}
-	s.sums = [8]uint64{prime32n3, prime64n1, prime64n2, prime64n3, prime64n4, prime32n2, prime64n5, prime32n1}
 	return s
 }
 
@@ -79,7 +77,7 @@ func hashTokens(dst []LocalHash, tokens []Token, blockSize int, seed uint64) {
 	case 32:
 		s.hashTwoStripes(dst, tokens)
 	case 64:
-		hashFourStripes(dst, tokens, s)
+		s.hashFourStripes(dst, tokens)
 	}
 }
 

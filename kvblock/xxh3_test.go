@@ -3,9 +3,7 @@ package kvblock
 import (
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 	"testing"
-	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -32,13 +30,6 @@ func TestXXH3EqualsLibrary(t *testing.T) {
 		for _, size := range []int{16, 32, 64} {
 			got := make([]LocalHash, len(tokens)/size)
 			hashTokens(got, tokens, size, seed)
-			if size == 64 { // the portable version
-				secret, again := newSecret(seed), make([]LocalHash, len(got))
-				secret.hashFourStripes(again, tokens)
-				if !slices.Equal(again, got) {
-					t.Fatalf("seed %d: %d and %d", seed, again, got)
-				}
-			}
 			for i, h := range got {
 				if want := xxh3.HashSeed(appendTokens(nil, tokens[i*size:(i+1)*size]), seed); uint64(h) != want {
 					t.Fatalf("block %d of %d tokens, seed %d: %d, want %d", i, size, seed, h, want)
@@ -49,24 +40,6 @@ func TestXXH3EqualsLibrary(t *testing.T) {
 		raw := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, a), b)
 		if got, want := hashPair(a, b), xxh3.HashSeed(raw, hashSeed); got != want {
 			t.Fatalf("pair %d, %d: %d, want %d", a, b, got, want)
-		}
-	}
-}
-
-// The assembly contains these offsets.
-func TestSecretLayout(t *testing.T) {
-	var s secret
-	for _, f := range []struct {
-		name      string
-		got, want uintptr
-	}{
-		{"words", unsafe.Offsetof(s.words), 0},
-		{"last", unsafe.Offsetof(s.last), 192},
-		{"merge", unsafe.Offsetof(s.merge), 256},
-		{"sums", unsafe.Offsetof(s.sums), 320},
-	} {
-		if f.got != f.want {
-			t.Errorf("%s is at %d, want %d", f.name, f.got, f.want)
 		}
 	}
 }

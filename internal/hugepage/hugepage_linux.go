@@ -35,10 +35,3 @@ func populate(at unsafe.Pointer, size int) {
 	before := uintptr(at) % uintptr(syscall.Getpagesize())
 	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(at)-before, uintptr(size)+before, madvPopulateWrite)
 }
-
-// collapse moves size bytes at this address to huge pages now. Memory that Go's heap uses again is resident in small
-// pages, which the advice alone does not change. Kernels before Linux 6.1 refuse.
-func collapse(at unsafe.Pointer, size int) {
-	const madvCollapse = 25 // MADV_COLLAPSE, which package syscall does not have
-	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(at), uintptr(size), madvCollapse)
-}

@@ -7,5 +7,3 @@ import "unsafe"
 func advise(unsafe.Pointer, int) {}
 
 func populate(unsafe.Pointer, int) {}
-
-func collapse(unsafe.Pointer, int) {}

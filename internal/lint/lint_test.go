@@ -55,7 +55,7 @@ var may = map[string]string{
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
 	"prompt/tokenize":        "internal/flags kvblock prompt prompt/body",
-	"prompt/bpe":             "kvblock internal/hugepage internal/prefetch",
+	"prompt/bpe":             "kvblock internal/prefetch",
 	"prompt/remote": "prompt prompt/jinja kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
 	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/body internal/metrics",

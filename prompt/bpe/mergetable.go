@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"unsafe"
 
-	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -52,7 +51,7 @@ const (
 // largest is the highest id of the vocabulary, at most maxID.
 func newMergeTable(merges []merge, byToken bool, largest kvblock.Token) mergeTable {
 	t := mergeTable{
-		buckets: hugepage.Slice[mergeBucket](tableSize(len(merges)*3/4) / len(mergeBucket{})),
+		buckets: make([]mergeBucket, tableSize(len(merges)*3/4)/len(mergeBucket{})),
 		idBits:  uint(bits.Len(uint(largest) + 1)),
 	}
 	t.shift = 64 - 2*t.idBits

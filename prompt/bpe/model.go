@@ -5,7 +5,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -57,7 +56,7 @@ type scratch struct {
 	letters     []rune        // texts in a pattern's alphabet
 }
 
-func newScratch() *scratch { return &scratch{cache: &hugepage.Slice[pieceCache](1)[0]} }
+func newScratch() *scratch { return &scratch{cache: new(pieceCache)} }
 
 // trim drops buffers that a long text made large.
 func (sc *scratch) trim() {

@@ -9,8 +9,8 @@ import (
 
 // smallMerge merges the symbols of one piece, at most smallMergeSymbols of them. A symbol keeps its place. When a
 // symbol merges into its left neighbour, its place becomes empty. A step requests the buckets of new pairs, and the
-// next step reads them; so several pieces that merge in turn do not wait for memory one after the other. For amd64, a
-// step is in assembly (smallmerge_amd64.s), which takes half the time. Tests compare it with the functions here.
+// next step reads them; so several pieces that merge in turn do not wait for memory one after the other. A step in
+// assembly saved 0.3 ns a token, 0.5 % of a request of 8,000 tokens: it went.
 type smallMerge struct {
 	places   uint64           // one bit for each place that is not empty
 	pending  [2]pendingLookup // the pairs of the last merge's result with its left and right neighbour
@@ -108,8 +108,10 @@ func (f *smallMerge) run(t *mergeTable) {
 	}
 }
 
-// stepMergesPortable is stepMerges for processors without assembly here.
-func stepMergesPortable(t *mergeTable, group *[maxGroup]smallMerge, running, done *[maxGroup]uint8, count int) int {
+// stepMerges does one merge in each of count pieces, which are the elements of group with the indexes in running. It
+// keeps the indexes of those that merged in running, in their order, and returns their number. It puts the indexes of
+// the others, which have no merge left, into done. It prefetches what the next call looks up.
+func stepMerges(t *mergeTable, group *[maxGroup]smallMerge, running, done *[maxGroup]uint8, count int) int {
 	still := 0
 	for i, k := range running[:count] {
 		f := &group[k%maxGroup]

@@ -8,7 +8,7 @@ import (
 	"kvepp/kvblock"
 )
 
-// TestStepMerges compares stepMerges with the portable one after each step, and the result with merging by definition.
+// TestStepMerges compares the result of all steps with merging by definition.
 // Tables have results by rank or not; some are so full that searches go on in the next bucket.
 func TestStepMerges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
@@ -30,8 +30,8 @@ func TestStepMerges(t *testing.T) {
 		table := newMergeTable(merges, false, largest)
 
 		count := rng.IntN(maxGroup + 1)
-		var group, portable [maxGroup]smallMerge
-		var running, running2, done, done2 [maxGroup]uint8
+		var group [maxGroup]smallMerge
+		var running, done [maxGroup]uint8
 		pieces := make([][]kvblock.Token, maxGroup)
 		for i, k := range rng.Perm(maxGroup)[:count] {
 			piece := make([]kvblock.Token, min(rng.IntN(1+rng.IntN(80)), smallMergeSymbols))
@@ -43,20 +43,9 @@ func TestStepMerges(t *testing.T) {
 			group[k].rankAll(&table)
 			running[i] = uint8(k)
 		}
-		portable, running2 = group, running
 		for count > 0 {
-			before := running
 			still := stepMerges(&table, &group, &running, &done, count)
-			still2 := stepMergesPortable(&table, &portable, &running2, &done2, count)
 			ended := count - still
-			if still != still2 || !slices.Equal(running[:still], running2[:still]) ||
-				!slices.Equal(done[:ended], done2[:ended]) {
-				t.Fatalf("of %d: %d still merge, %d do not; portable: %d, %d", before[:count], running[:still],
-					done[:ended], running2[:still2], done2[:count-still2])
-			}
-			if group != portable {
-				t.Fatal("the pieces differ from those of the portable function")
-			}
 			for _, k := range done[:ended] {
 				want := mergeByDefinition(&table, slices.Clone(pieces[k]))
 				if got := group[k].appendTo(nil); !slices.Equal(got, want) {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"kvepp/internal/hugepage"
 	"kvepp/kvblock"
 )
 
@@ -96,8 +95,8 @@ func newVocabulary(tokens []vocabularyToken) *vocabulary {
 		}
 	}
 	v := &vocabulary{
-		short:  hugepage.Slice[shortEntry](tableSize(short)),
-		middle: hugepage.Slice[middleEntry](tableSize(middle)),
+		short:  make([]shortEntry, tableSize(short)),
+		middle: make([]middleEntry, tableSize(middle)),
 		long:   map[string]kvblock.Token{},
 	}
 	v.tables = [2]table{

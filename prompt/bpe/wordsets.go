@@ -10,7 +10,7 @@ import (
 )
 
 // Most pieces of a text are words that occurred recently. For these the encoder does two steps, cutWords and
-// lookUpWords, and little else. For amd64, both are in assembly (wordsets_amd64.s), which takes half as many
+// lookUpWords, and little else. For amd64, both are in assembly (bpe_amd64.s), which takes half as many
 // instructions. Tests compare it with the functions here.
 
 // piece is a piece of text.
