@@ -6,6 +6,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
+	"kvepp/scoring"
 )
 
 // workerCounts counts the ended requests of each worker. The zero value is empty.
@@ -106,6 +107,9 @@ func (r *Router) WorkerRequests(w kvblock.Worker) metrics.WorkerRequests {
 	c := r.counts.byWorker[w]
 	return metrics.WorkerRequests{All: c.all.Load(), Errors: c.errors.Load(), Incomplete: c.incomplete.Load()}
 }
+
+// WorkerLoad returns what runs on a worker.
+func (r *Router) WorkerLoad(w kvblock.Worker) scoring.Load { return r.book.Load(w) }
 
 // Forget drops what is counted of a worker that left the pool.
 func (r *Router) Forget(w kvblock.Worker) {

@@ -41,6 +41,7 @@ import (
 	indexerapi "kvepp/serve/dynamo/indexer"
 	"kvepp/serve/join"
 	"kvepp/serve/listen"
+	"kvepp/serve/llmd"
 	"kvepp/serve/models"
 	"kvepp/serve/secrets"
 	"kvepp/serve/web"
@@ -49,6 +50,9 @@ import (
 // serve runs the endpoint picker until SIGTERM or SIGINT.
 func serve(o *options) error {
 	m := metrics.New()
+	if o.seat != nil {
+		m.Twins(llmd.Twins(o.seat.Compat, cmp.Or(o.sources.Kube.PoolName, withoutPool)))
+	}
 	log := o.Logger(m)
 	o.logStart("serve", log)
 	o.logSeat(log)

@@ -18,6 +18,7 @@ import (
 // Metrics is the set of exported metrics. Create it with New.
 type Metrics struct {
 	Registry *prometheus.Registry
+	twins    []Twin
 
 	requests        *prometheus.CounterVec
 	decisions       *prometheus.CounterVec

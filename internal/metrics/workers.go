@@ -23,6 +23,8 @@ type WorkerState struct {
 	Connected  bool      // the subscription is connected
 	LastEvent  time.Time // zero: none came
 	Cordoned   bool
+	Running    int // requests
+	Tokens     int // that the running requests hold
 	Requests   WorkerRequests
 }
 
@@ -50,6 +52,8 @@ func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 			"address",
 			"model",
 		),
+		running:  desc("active_requests", "Requests that run on a worker."),
+		tokens:   desc("active_tokens", "Tokens of the distinct KV blocks that a worker's running requests hold."),
 		cordoned: desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0."),
 		blocks:   desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
 		connected: desc(
@@ -79,10 +83,12 @@ func (m *Metrics) CollectWorkers(read func() []WorkerState) {
 type workerStates struct {
 	read                                                       func() []WorkerState
 	info, cordoned, blocks, connected, age, requests, failures *prometheus.Desc
+	running, tokens                                            *prometheus.Desc
 }
 
 func (w *workerStates) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.info, w.cordoned, w.blocks, w.connected, w.age, w.requests, w.failures} {
+	for _, d := range []*prometheus.Desc{w.info, w.cordoned, w.blocks, w.connected, w.age, w.requests, w.failures,
+		w.running, w.tokens} {
 		to <- d
 	}
 }
@@ -114,6 +120,8 @@ func (w *workerStates) Collect(to chan<- prometheus.Metric) {
 			cordoned = 1
 		}
 		send(w.cordoned, prometheus.GaugeValue, cordoned, name, rank)
+		send(w.running, prometheus.GaugeValue, float64(x.Running), name, rank)
+		send(w.tokens, prometheus.GaugeValue, float64(x.Tokens), name, rank)
 		send(w.blocks, prometheus.GaugeValue, float64(x.Blocks), name, rank)
 		if x.Subscribed {
 			connected := 0.0

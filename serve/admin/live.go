@@ -130,7 +130,9 @@ func (l *Live) Export(m *metrics.Metrics) {
 			if w.Role == pool.Encode {
 				continue
 			}
+			load := l.Router.WorkerLoad(w.Worker)
 			state := metrics.WorkerState{
+				Running: load.Requests, Tokens: load.ActiveTokens,
 				Name: w.Name, Rank: w.Rank, InstanceID: w.InstanceID, Prefill: w.Role == pool.Prefill,
 				Address: w.Address, Model: w.Model,
 				Cordoned: w.CordonedBy != "" || excluded.Of(w.Worker, now) == eject.Cordoned,

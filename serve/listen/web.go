@@ -105,7 +105,7 @@ func MetricsPage(m *metrics.Metrics) http.Handler {
 	busy := func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "other readers take all places; try again later", http.StatusServiceUnavailable)
 	}
-	page := promhttp.HandlerFor(m.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	page := promhttp.HandlerFor(m.Gatherer(), promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	return connlimit.Limit(page.ServeHTTP, busy, maxMetricsReadings, connlimit.LeastWait)
 }
 

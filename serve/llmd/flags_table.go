@@ -3,6 +3,8 @@ package llmd
 import (
 	"errors"
 	"strings"
+
+	"kvepp/internal/flags"
 )
 
 // Flag is a flag of llm-d's picker that kvepp serve does not have, or has in another form.
@@ -25,6 +27,12 @@ var Flags = []Flag{
 	{Name: "config-strict", kind: boolean, Verdict: Maps,
 		Says:  "kvepp's own: refuses a configuration with plugins that kvepp approximates or ignores",
 		apply: func(s *Seat, v string) error { s.strict = isTrue(v); return nil }},
+	{Name: "metrics-compat", Verdict: Maps,
+		Says: "kvepp's own: none, llm-d (llm_d_epp_*; the default), or all (also the older names)",
+		apply: func(s *Seat, v string) error {
+			s.Compat = v
+			return flags.OneOf("metrics-compat", v, compatNone, compatLLMD, compatAll)
+		}},
 	{Name: "allow-experimental-plugins", kind: boolean, Verdict: Maps, Says: "allows plugins of maturity alpha",
 		apply: func(s *Seat, v string) error { s.alpha = isTrue(v); return nil }},
 	{Name: "feature-gates", Verdict: Maps, Says: "gates after those of the configuration",

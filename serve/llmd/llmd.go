@@ -53,6 +53,7 @@ type Seat struct {
 type Settings struct {
 	NoTraces     bool     // export no spans
 	CipherSuites []uint16 // of TLS up to 1.2; nil: Go's
+	Compat       string   // --metrics-compat, see Twins
 
 	// EstimateTokens takes 4 bytes of a prompt as a token where no token ids are known.
 	EstimateTokens bool
@@ -112,7 +113,7 @@ func Translate(args []string, serve *pflag.FlagSet) (*Seat, error) {
 	if err := flags.ParseArgs(fs, args, func(string) error { return nil }); err != nil {
 		return nil, err
 	}
-	s := new(Seat)
+	s := &Seat{Settings: Settings{Compat: compatLLMD}}
 	for i, g := range all {
 		switch f := flagNamed(g.name); {
 		case f == nil:
@@ -187,9 +188,8 @@ func (s *Seat) readConfig() error {
 	if err := refusals(s.Rows, s.strict); err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
-	noTraces, suites := s.NoTraces, s.CipherSuites
+	t.settings.NoTraces, t.settings.CipherSuites, t.settings.Compat = s.NoTraces, s.CipherSuites, s.Compat
 	s.Settings, s.Notes = t.settings, append(s.Notes, c.notes...)
-	s.NoTraces, s.CipherSuites = noTraces, suites
 	if s.EndpointsFile != "" {
 		s.drop("the configuration discovers endpoints in a file, not in Kubernetes", "pool-name", "pool-namespace",
 			"pool-group", "endpoint-selector", "endpoint-target-ports", "metrics-endpoint-auth",
