@@ -4,7 +4,7 @@ import (
 	"strconv"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // What the fields of requests say about an engine's prefix cache.
@@ -53,7 +53,7 @@ type Space struct {
 func SGLangSpace(request *body.Request, adapter string, i int) (s Space, unnamed bool) {
 	payload := request.Body
 	text := func(v any) string {
-		if list, ok := v.(*jinja.List); ok { // one for each prompt
+		if list, ok := v.(*values.List); ok { // one for each prompt
 			if i >= len(list.Items) {
 				return ""
 			}
@@ -82,7 +82,7 @@ func SGLangSpace(request *body.Request, adapter string, i int) (s Space, unnamed
 func SGLangSpacesDiffer(request *body.Request) bool {
 	payload := request.Body
 	for _, name := range []string{"lora_path", "cache_salt", "extra_key"} {
-		if _, list := field(payload, name).(*jinja.List); list {
+		if _, list := field(payload, name).(*values.List); list {
 			return len(request.Prompts) > 1
 		}
 	}

@@ -5,14 +5,15 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // The messages and tools that an engine's rules make take memory too. These are upper bounds of it, computed before the
 // conversion and equal for all engines: the objects that a part, a call and a tool become, and their places in lists.
 var (
-	partBytes = jinja.DictBytes(2) + listPlaceBytes
-	callBytes = jinja.DictBytes(3) + jinja.DictBytes(2) + listPlaceBytes
-	toolBytes = jinja.DictBytes(2) + jinja.DictBytes(5) + listPlaceBytes
+	partBytes = values.DictBytes(2) + listPlaceBytes
+	callBytes = values.DictBytes(3) + values.DictBytes(2) + listPlaceBytes
+	toolBytes = values.DictBytes(2) + values.DictBytes(5) + listPlaceBytes
 )
 
 // listPlaceBytes is the memory of a place in a list that grows by a quarter, with the old list and the new one alive.
@@ -26,8 +27,8 @@ func argumentBytes(n int) int { return min(512, 12*n) + 6*n }
 // then nil. Errors: ErrMemory.
 func readArguments(text string) (value any, malformed, err error) {
 	const readerBytes = 2048 // what the reader needs for itself
-	value, _, err = jinja.JSONReader{Allowance: readerBytes + argumentBytes(len(text))}.Parse([]byte(text))
-	if errors.Is(err, jinja.ErrTooManyValues) {
+	value, _, err = values.JSONReader{Allowance: readerBytes + argumentBytes(len(text))}.Parse([]byte(text))
+	if errors.Is(err, values.ErrTooManyValues) {
 		return nil, nil, ErrMemory
 	}
 	if err != nil {
@@ -43,20 +44,20 @@ func (m *Model) reserveConversion(request *body.Request) (*body.Request, error) 
 		return request, nil
 	}
 	left := request.RemainingCost
-	if tools, _ := get[*jinja.List](request.Body, "tools"); tools != nil {
+	if tools, _ := get[*values.List](request.Body, "tools"); tools != nil {
 		left -= toolBytes * len(tools.Items)
 	}
-	lists := []*jinja.List{request.Messages}
+	lists := []*values.List{request.Messages}
 	if request.API != body.ChatCompletions { // its messages become a chat's messages first
 		for _, name := range []string{"messages", "input"} {
-			if list, _ := get[*jinja.List](request.Body, name); list != request.Messages {
+			if list, _ := get[*values.List](request.Body, name); list != request.Messages {
 				lists = append(lists, list)
 			}
 		}
 	}
 	for _, list := range lists {
 		for i := 0; i < list.Len() && left > 0; i++ {
-			message, _ := list.Items[i].(*jinja.Dict)
+			message, _ := list.Items[i].(*values.Dict)
 			left -= m.conversionBytes(message)
 		}
 	}
@@ -69,32 +70,32 @@ func (m *Model) reserveConversion(request *body.Request) (*body.Request, error) 
 }
 
 // conversionBytes returns the memory of what an engine makes of one message, in bytes.
-func (m *Model) conversionBytes(message *jinja.Dict) int {
+func (m *Model) conversionBytes(message *values.Dict) int {
 	content := field(message, "content")
 	if m.options.Engine == VLLM && isPlain(message, content) {
 		return listPlaceBytes
 	}
-	bytes := jinja.DictBytes(max(2, message.Len())) + listPlaceBytes/3
-	if parts, ok := content.(*jinja.List); ok {
+	bytes := values.DictBytes(max(2, message.Len())) + listPlaceBytes/3
+	if parts, ok := content.(*values.List); ok {
 		bytes += listPlaceBytes
 		for _, part := range parts.Items {
-			if of, _ := part.(*jinja.Dict); m.options.Engine == VLLM && isPlainPart(of) {
+			if of, _ := part.(*values.Dict); m.options.Engine == VLLM && isPlainPart(of) {
 				bytes += listPlaceBytes
 			} else {
 				bytes += partBytes
 			}
 		}
 	}
-	if tools, ok := get[*jinja.List](message, "tools"); ok {
+	if tools, ok := get[*values.List](message, "tools"); ok {
 		bytes += toolBytes * len(tools.Items)
 	}
 	if text, ok := content.(string); ok && m.mistral != nil && role(message) == "tool" {
 		bytes += argumentBytes(len(text)) // see pythonValue
 	}
-	calls, _ := get[*jinja.List](message, "tool_calls")
+	calls, _ := get[*values.List](message, "tool_calls")
 	for i := range calls.Len() {
-		call, _ := calls.Items[i].(*jinja.Dict)
-		function, _ := get[*jinja.Dict](call, "function")
+		call, _ := calls.Items[i].(*values.Dict)
+		function, _ := get[*values.Dict](call, "function")
 		arguments, _ := get[string](function, "arguments")
 		bytes += callBytes + argumentBytes(len(arguments))
 	}

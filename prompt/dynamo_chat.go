@@ -8,6 +8,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How Dynamo's frontend renders a chat. It reads the request into types of its own, which drop unknown fields. It fits
@@ -84,20 +85,20 @@ func dynamoFlattens(t *jinja.Template, source string) (bool, error) {
 		return true, nil
 	}
 	const text = "\x01kvepp content probe\x01"
-	messages := jinja.NewList(dict("role", "user", "content", text))
+	messages := values.NewList(dict("role", "user", "content", text))
 	out, _, err := probe(t, dict("messages", messages, "add_generation_prompt", false))
 	return strings.TrimSpace(out) == text, err
 }
 
 // dynamoProbeTools returns the tools of the frontend's probes.
-func dynamoProbeTools() *jinja.List {
-	parameters := dict("type", "object", "properties", jinja.NewDict())
+func dynamoProbeTools() *values.List {
+	parameters := dict("type", "object", "properties", values.NewDict())
 	function := dict("name", "probe", "description", "", "parameters", parameters)
-	return jinja.NewList(dict("type", "function", "function", function))
+	return values.NewList(dict("type", "function", "function", function))
 }
 
 // dynamoVars returns the variables of a template that a client's own do not replace, without add_generation_prompt.
-func (m *Model) dynamoVars(messages, tools *jinja.List) *jinja.Dict {
+func (m *Model) dynamoVars(messages, tools *values.List) *values.Dict {
 	vars := dict("messages", messages, "tools", listOrNone(tools))
 	for _, name := range []string{"bos_token", "eos_token", "unk_token"} {
 		vars.Set(name, nil)
@@ -110,7 +111,7 @@ func (m *Model) dynamoVars(messages, tools *jinja.List) *jinja.Dict {
 
 // probe renders a template to learn what it does. failed says that the template refuses the messages. An error says
 // that kvepp cannot tell.
-func probe(t *jinja.Template, vars *jinja.Dict) (text string, failed bool, err error) {
+func probe(t *jinja.Template, vars *values.Dict) (text string, failed bool, err error) {
 	text, err = t.Render(context.Background(), vars, jinja.Limits{})
 	if notOfTemplate(err) {
 		return "", false, fmt.Errorf("prompt: chat template: %w", err)
@@ -119,14 +120,14 @@ func probe(t *jinja.Template, vars *jinja.Dict) (text string, failed bool, err e
 }
 
 // probeDynamo compiles a template and renders Dynamo's probe messages with it.
-func (m *Model) probeDynamo(source string, tools *jinja.List) (*dynamoTemplate, error) {
+func (m *Model) probeDynamo(source string, tools *values.List) (*dynamoTemplate, error) {
 	compiled, err := jinja.MiniJinja.Compile("default", source)
 	if err != nil {
 		return nil, fmt.Errorf("prompt: chat template: %w", err)
 	}
 	t := &dynamoTemplate{Template: compiled, reasoning: strings.Contains(source, "reasoning_content")}
 	render := func(generate bool, messages ...any) (string, bool) {
-		vars := m.dynamoVars(jinja.NewList(messages...), tools)
+		vars := m.dynamoVars(values.NewList(messages...), tools)
 		vars.Set("add_generation_prompt", generate)
 		text, failed, unknown := probe(compiled, vars)
 		if unknown != nil && err == nil {
@@ -142,7 +143,7 @@ func (m *Model) probeDynamo(source string, tools *jinja.List) (*dynamoTemplate, 
 		if reasoning != nil {
 			assistant.Set("reasoning_content", reasoning)
 		}
-		assistant.Set("tool_calls", jinja.NewList(call))
+		assistant.Set("tool_calls", values.NewList(call))
 		response := dict("role", "tool", "tool_call_id", "call_probe", "content", "r")
 		return []any{message("user", "u"), assistant, response}
 	}
@@ -162,12 +163,12 @@ func (m *Model) probeDynamo(source string, tools *jinja.List) (*dynamoTemplate, 
 	}
 	if t.reasoning {
 		const first, last = "\x01kvepp reasoning probe, first\x01", "\x01kvepp reasoning probe, last\x01"
-		var empty any = jinja.NewDict()
+		var empty any = values.NewDict()
 		if t.argumentsString {
 			empty = "{}"
 		}
 		if text, _ := render(true, called(empty, first)...); strings.Contains(text, first) {
-			text, _ = render(true, called(empty, jinja.NewList(first, last))...)
+			text, _ = render(true, called(empty, values.NewList(first, last))...)
 			t.reasoningString = !strings.Contains(text, first) && !strings.Contains(text, last)
 		}
 	}
@@ -179,11 +180,11 @@ func dynamoWantsParts(t *jinja.Template) (bool, error) {
 	const text = "template_test"
 	shows := func(content any) (bool, error) {
 		message := dict("role", "user", "content", content)
-		vars := dict("messages", jinja.NewList(message), "add_generation_prompt", false)
+		vars := dict("messages", values.NewList(message), "add_generation_prompt", false)
 		out, _, err := probe(t, vars)
 		return strings.Contains(out, text), err
 	}
-	parts, err := shows(jinja.NewList(textPart(text)))
+	parts, err := shows(values.NewList(textPart(text)))
 	if err != nil {
 		return false, err
 	}
@@ -256,7 +257,7 @@ func (m *Model) checkDynamo(request *body.Request) error {
 func (m *Model) dynamoInputs(
 	request *body.Request,
 	settings *DynamoSettings,
-) (*dynamoTemplate, *jinja.Dict, error) {
+) (*dynamoTemplate, *values.Dict, error) {
 	messages, err := dynamoMessages(request.Messages)
 	if err != nil {
 		return nil, nil, err
@@ -285,7 +286,7 @@ func (m *Model) dynamoInputs(
 	if messages, err = m.dynamo.fit(t, messages); err != nil {
 		return nil, nil, err
 	}
-	return t, m.dynamoVars(jinja.NewList(messages...), tools), nil
+	return t, m.dynamoVars(values.NewList(messages...), tools), nil
 }
 
 // dynamoText returns the text that Dynamo's frontend encodes: without NUL bytes.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // fit returns the messages in the form that the template takes. It may change the given ones.
@@ -16,7 +16,7 @@ func (c *dynamoChat) fit(t *dynamoTemplate, messages []any) ([]any, error) {
 		messages = mergeUsers(messages)
 	}
 	for _, item := range messages {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		c.fitContent(message)
 		if err := fitArguments(t, message); err != nil {
 			return nil, err
@@ -39,7 +39,7 @@ func demoteSystem(messages []any) []any {
 		messages = slices.Delete(messages, 1, leading)
 	}
 	for _, message := range messages[min(1, len(messages)):] {
-		if d, ok := message.(*jinja.Dict); ok && role(d) == "system" {
+		if d, ok := message.(*values.Dict); ok && role(d) == "system" {
 			d.Set("role", "user")
 		}
 	}
@@ -73,7 +73,7 @@ func joinContents(messages []any) {
 	var items []any    // of joined, while it is a list
 	text := func() string { return strings.Join(texts, "\n\n") }
 	for _, message := range messages {
-		of, _ := message.(*jinja.Dict)
+		of, _ := message.(*values.Dict)
 		next, _ := of.Get("content")
 		switch joined.(type) {
 		case nil:
@@ -81,14 +81,14 @@ func joinContents(messages []any) {
 			switch next := next.(type) {
 			case string:
 				texts = appendText(nil, next)
-			case *jinja.List:
+			case *values.List:
 				items = slices.Clone(next.Items)
 			}
 		case string:
 			switch next := next.(type) {
 			case string:
 				texts = appendText(texts, next)
-			case *jinja.List:
+			case *values.List:
 				items = nil
 				if before := text(); before != "" {
 					items = append(items, textPart(before))
@@ -103,7 +103,7 @@ func joinContents(messages []any) {
 				if next != "" {
 					items = append(items, textPart(next))
 				}
-			case *jinja.List:
+			case *values.List:
 				items = append(items, next.Items...)
 			}
 		}
@@ -111,10 +111,10 @@ func joinContents(messages []any) {
 	switch joined.(type) {
 	case string:
 		joined = text()
-	case *jinja.List:
-		joined = jinja.NewList(items...)
+	case *values.List:
+		joined = values.NewList(items...)
 	}
-	target, _ := messages[0].(*jinja.Dict)
+	target, _ := messages[0].(*values.Dict)
 	swapRemove(target, "content")
 	target.Set("content", joined)
 }
@@ -128,7 +128,7 @@ func appendText(texts []string, text string) []string {
 }
 
 // swapRemove removes a key and moves the last key to its place, like serde_json's maps.
-func swapRemove(d *jinja.Dict, name string) {
+func swapRemove(d *values.Dict, name string) {
 	if _, ok := d.Get(name); !ok {
 		return
 	}
@@ -137,7 +137,7 @@ func swapRemove(d *jinja.Dict, name string) {
 		last, _ = key.(string)
 	}
 	moved, _ := d.Get(last)
-	kept := jinja.NewDict()
+	kept := values.NewDict()
 	for key, value := range d.All() {
 		switch key {
 		case name:
@@ -156,14 +156,14 @@ func swapRemove(d *jinja.Dict, name string) {
 
 // fitContent turns a string into parts, or text parts into a string joined by newlines, as the template wants. An empty
 // list stays a list.
-func (c *dynamoChat) fitContent(message *jinja.Dict) {
+func (c *dynamoChat) fitContent(message *values.Dict) {
 	content, _ := message.Get("content")
 	switch content := content.(type) {
 	case string:
 		if c.wantsParts {
-			message.Set("content", jinja.NewList(textPart(content)))
+			message.Set("content", values.NewList(textPart(content)))
 		}
-	case *jinja.List:
+	case *values.List:
 		if c.wantsParts || len(content.Items) == 0 {
 			return
 		}
@@ -175,10 +175,10 @@ func (c *dynamoChat) fitContent(message *jinja.Dict) {
 
 // fitArguments parses the arguments of tool calls, unless the template takes strings, and those of a function_call.
 // Arguments that are not JSON stay a string.
-func fitArguments(t *dynamoTemplate, message *jinja.Dict) error {
-	if calls, ok := get[*jinja.List](message, "tool_calls"); ok && !t.argumentsString {
+func fitArguments(t *dynamoTemplate, message *values.Dict) error {
+	if calls, ok := get[*values.List](message, "tool_calls"); ok && !t.argumentsString {
 		for _, item := range calls.Items {
-			call, _ := item.(*jinja.Dict)
+			call, _ := item.(*values.Dict)
 			if err := parseArguments(call, "function"); err != nil {
 				return err
 			}
@@ -191,8 +191,8 @@ func fitArguments(t *dynamoTemplate, message *jinja.Dict) error {
 const maxRustDepth = 127
 
 // parseArguments replaces the arguments of the function in a field by their value. Arguments that are not JSON stay.
-func parseArguments(of *jinja.Dict, key string) error {
-	function, _ := get[*jinja.Dict](of, key)
+func parseArguments(of *values.Dict, key string) error {
+	function, _ := get[*values.Dict](of, key)
 	text, ok := get[string](function, "arguments")
 	if !ok {
 		return nil
@@ -214,18 +214,18 @@ func checkRustJSON(text string, parsed any) error {
 	if strings.Count(text, "{")+strings.Count(text, "[") > maxRustDepth && nesting(parsed) > maxRustDepth {
 		return errNotReproduced("arguments nested this deep")
 	}
-	return jinja.CheckRustNumbers(parsed)
+	return values.CheckRustNumbers(parsed)
 }
 
 // fitReasoning fits an assistant's reasoning to the template. If the template does not read reasoning, it moves into
 // the content, between <think> tags. If the template reads one string, its segments are joined.
-func fitReasoning(t *dynamoTemplate, message *jinja.Dict) {
+func fitReasoning(t *dynamoTemplate, message *values.Dict) {
 	reasoning, _ := message.Get("reasoning_content")
 	var segments []string
 	switch r := reasoning.(type) {
 	case string:
 		segments = []string{r}
-	case *jinja.List:
+	case *values.List:
 		for _, item := range r.Items {
 			if s, _ := item.(string); s != "" {
 				segments = append(segments, s)
@@ -251,8 +251,8 @@ func fitReasoning(t *dynamoTemplate, message *jinja.Dict) {
 		message.Set("content", thought)
 	case string:
 		message.Set("content", thought+c)
-	case *jinja.List:
-		message.Set("content", jinja.NewList(append([]any{textPart(thought)}, c.Items...)...))
+	case *values.List:
+		message.Set("content", values.NewList(append([]any{textPart(thought)}, c.Items...)...))
 	}
 	swapRemove(message, "reasoning_content")
 }

@@ -6,14 +6,14 @@ import (
 	"strings"
 	"unicode"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // dynamoMessages returns new messages with the fields that the frontend's types have, in their order and without nulls.
-func dynamoMessages(list *jinja.List) ([]any, error) {
+func dynamoMessages(list *values.List) ([]any, error) {
 	messages := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		typed, err := dynamoMessage(message)
 		if err != nil {
 			return nil, fmt.Errorf("%w (message %d)", err, i)
@@ -24,7 +24,7 @@ func dynamoMessages(list *jinja.List) ([]any, error) {
 }
 
 // dynamoMessage returns one message of dynamoMessages.
-func dynamoMessage(message *jinja.Dict) (*jinja.Dict, error) {
+func dynamoMessage(message *values.Dict) (*values.Dict, error) {
 	role, _ := get[string](message, "role")
 	typed := dict("role", role)
 	content := field(message, "content")
@@ -58,7 +58,7 @@ func dynamoMessage(message *jinja.Dict) (*jinja.Dict, error) {
 }
 
 // copyStrings copies the named fields, which must be strings, null or absent. It leaves nulls out.
-func copyStrings(to, from *jinja.Dict, names ...string) error {
+func copyStrings(to, from *values.Dict, names ...string) error {
 	for _, name := range names {
 		v, _ := from.Get(name)
 		switch v.(type) {
@@ -75,7 +75,7 @@ func copyStrings(to, from *jinja.Dict, names ...string) error {
 // dynamoContent returns a message's content: a text, or a list of parts. media allows parts of images, videos and
 // sound.
 func dynamoContent(content any, media bool) (any, error) {
-	list, ok := content.(*jinja.List)
+	list, ok := content.(*values.List)
 	if !ok {
 		if text, ok := content.(string); ok {
 			return text, nil
@@ -84,7 +84,7 @@ func dynamoContent(content any, media bool) (any, error) {
 	}
 	parts := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		kind, _ := get[string](part, "type")
 		text, ok := get[string](part, "text")
 		if held := mediaKinds[kind]; media && strings.HasSuffix(kind, "_url") && held != "" {
@@ -96,11 +96,11 @@ func dynamoContent(content any, media bool) (any, error) {
 		}
 		parts[i] = textPart(text)
 	}
-	return jinja.NewList(parts...), nil
+	return values.NewList(parts...), nil
 }
 
 // dynamoAssistant adds the further fields of an assistant's message.
-func dynamoAssistant(typed, message *jinja.Dict) error {
+func dynamoAssistant(typed, message *values.Dict) error {
 	if field(message, "reasoning_content") != nil && field(message, "reasoning") != nil {
 		return refused("both reasoning_content and reasoning")
 	}
@@ -108,13 +108,13 @@ func dynamoAssistant(typed, message *jinja.Dict) error {
 	case nil:
 	case string:
 		typed.Set("reasoning_content", r)
-	case *jinja.List:
+	case *values.List:
 		for _, item := range r.Items {
 			if _, ok := item.(string); !ok {
 				return refused("reasoning that is not a list of strings")
 			}
 		}
-		typed.Set("reasoning_content", jinja.NewList(slices.Clone(r.Items)...))
+		typed.Set("reasoning_content", values.NewList(slices.Clone(r.Items)...))
 	default:
 		return refused("reasoning that is neither a string nor a list of strings")
 	}
@@ -132,7 +132,7 @@ func dynamoAssistant(typed, message *jinja.Dict) error {
 		typed.Set("tool_calls", calls)
 	}
 	if v := field(message, "function_call"); v != nil {
-		function, _ := v.(*jinja.Dict)
+		function, _ := v.(*values.Dict)
 		typedFunction, err := dynamoFunctionCall(function)
 		if err != nil {
 			return err
@@ -143,17 +143,17 @@ func dynamoAssistant(typed, message *jinja.Dict) error {
 }
 
 // dynamoToolCalls returns an assistant's tool calls.
-func dynamoToolCalls(value any) (*jinja.List, error) {
-	given, ok := value.(*jinja.List)
+func dynamoToolCalls(value any) (*values.List, error) {
+	given, ok := value.(*values.List)
 	if !ok {
 		return nil, refused("tool_calls that are not a list")
 	}
 	calls := make([]any, len(given.Items))
 	for i, item := range given.Items {
-		call, _ := item.(*jinja.Dict)
+		call, _ := item.(*values.Dict)
 		id, hasID := get[string](call, "id")
 		kind := field(call, "type")
-		function, isObject := get[*jinja.Dict](call, "function")
+		function, isObject := get[*values.Dict](call, "function")
 		if !hasID || !isObject || kind != nil && kind != "function" {
 			return nil, refused("a tool call that is not {id, type: function, function}")
 		}
@@ -163,18 +163,18 @@ func dynamoToolCalls(value any) (*jinja.List, error) {
 		}
 		calls[i] = dict("id", id, "type", "function", "function", typedFunction)
 	}
-	return jinja.NewList(calls...), nil
+	return values.NewList(calls...), nil
 }
 
 // dynamoFunctionCall returns a function's call with arguments as a string of JSON.
-func dynamoFunctionCall(function *jinja.Dict) (*jinja.Dict, error) {
+func dynamoFunctionCall(function *values.Dict) (*values.Dict, error) {
 	name, ok := get[string](function, "name")
 	if !ok {
 		return nil, refused("a function call without a name")
 	}
 	arguments, _ := function.Get("arguments")
-	if object, isObject := arguments.(*jinja.Dict); isObject {
-		text, err := jinja.RustJSON(object)
+	if object, isObject := arguments.(*values.Dict); isObject {
+		text, err := values.RustJSON(object)
 		if err != nil {
 			return nil, err
 		}
@@ -188,14 +188,14 @@ func dynamoFunctionCall(function *jinja.Dict) (*jinja.Dict, error) {
 
 // dynamoTools returns the tools with the fields that the frontend knows. For templates that expect them, the frontend
 // adds a description, and a type and properties in parameters.
-func dynamoTools(list *jinja.List) (*jinja.List, error) {
+func dynamoTools(list *values.List) (*values.List, error) {
 	if list == nil {
 		return nil, nil
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](tool, "function")
 		name, named := get[string](function, "name")
 		if kind, _ := tool.Get("type"); kind != "function" || !named {
 			return nil, refused("a tool that is not {type: function, function: {name}}")
@@ -205,7 +205,7 @@ func dynamoTools(list *jinja.List) (*jinja.List, error) {
 			return nil, err
 		}
 		if v, _ := function.Get("parameters"); v != nil {
-			if err := jinja.CheckRustNumbers(v); err != nil {
+			if err := values.CheckRustNumbers(v); err != nil {
 				return nil, err
 			}
 			typed.Set("parameters", dynamoParameters(v))
@@ -222,12 +222,12 @@ func dynamoTools(list *jinja.List) (*jinja.List, error) {
 		}
 		tools[i] = dict("type", "function", "function", typed)
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // dynamoParameters returns a function's parameters with type and properties.
 func dynamoParameters(v any) any {
-	parameters, ok := v.(*jinja.Dict)
+	parameters, ok := v.(*values.Dict)
 	if !ok {
 		return v
 	}
@@ -241,14 +241,14 @@ func dynamoParameters(v any) any {
 		parameters.Set("type", "object")
 	}
 	if !listed {
-		parameters.Set("properties", jinja.NewDict())
+		parameters.Set("properties", values.NewDict())
 	}
 	return parameters
 }
 
 // dynamoTag puts continueTag at the end of the final message.
 func dynamoTag(messages []any) error {
-	last, _ := messages[len(messages)-1].(*jinja.Dict)
+	last, _ := messages[len(messages)-1].(*values.Dict)
 	content, _ := last.Get("content")
 	switch c := content.(type) {
 	case string:
@@ -256,9 +256,9 @@ func dynamoTag(messages []any) error {
 			last.Set("content", c+continueTag)
 			return nil
 		}
-	case *jinja.List:
+	case *values.List:
 		for _, item := range slices.Backward(c.Items) {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			if text, _ := get[string](part, "text"); text != "" {
 				part.Set("text", text+continueTag)
 				return nil

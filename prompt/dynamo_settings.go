@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // DynamoSettings are the settings of a Dynamo worker that change the prompts that the frontend makes for it. They stand
@@ -77,9 +77,9 @@ func (m *Model) dynamoSettings() (DynamoSettings, error) {
 var dynamoThinkingParsers = []string{"kimi_k25", "kimi_k3", "kimi-k3"}
 
 // defaultThinking sets the variables of thinking by the worker's settings, where the client has not set them.
-func (s *DynamoSettings) defaultThinking(request *body.Request, kwargs *jinja.Dict) {
+func (s *DynamoSettings) defaultThinking(request *body.Request, kwargs *values.Dict) {
 	if request.API == body.Messages && s.ReasoningParser != "" {
-		asked, _ := get[*jinja.Dict](request.Body, "thinking")
+		asked, _ := get[*values.Dict](request.Body, "thinking")
 		if kind, _ := asked.Get("type"); kind != "disabled" {
 			setDefault(kwargs, enableThinking, true)
 			setDefault(kwargs, "truncate_history_thinking", false)
@@ -98,7 +98,7 @@ func (s *DynamoSettings) defaultThinking(request *body.Request, kwargs *jinja.Di
 }
 
 // setDefault sets a field that the object does not have.
-func setDefault(d *jinja.Dict, key string, value any) {
+func setDefault(d *values.Dict, key string, value any) {
 	if _, given := d.Get(key); !given {
 		d.Set(key, value)
 	}
@@ -106,7 +106,7 @@ func setDefault(d *jinja.Dict, key string, value any) {
 
 // applyParsers changes the variables of thinking as the worker's parsers do, after the request and the defaults.
 // decided says that these have decided whether to think.
-func (s *DynamoSettings) applyParsers(request *body.Request, kwargs *jinja.Dict, decided bool) {
+func (s *DynamoSettings) applyParsers(request *body.Request, kwargs *values.Dict, decided bool) {
 	think := func(on bool) {
 		kwargs.Set(thinking, on)
 		kwargs.Set(enableThinking, on)
@@ -115,7 +115,7 @@ func (s *DynamoSettings) applyParsers(request *body.Request, kwargs *jinja.Dict,
 		think(true)
 	}
 	choice, _ := request.Body.Get("tool_choice")
-	if _, named := choice.(*jinja.Dict); named &&
+	if _, named := choice.(*values.Dict); named &&
 		(s.ToolCallParser == "kimi_k3" || s.ToolCallParser == "kimi-k3") {
 		think(false)
 	}
@@ -125,19 +125,19 @@ func (s *DynamoSettings) applyParsers(request *body.Request, kwargs *jinja.Dict,
 // an empty object. Like the frontend, it stops at arguments that are not JSON and leaves the later ones unchanged.
 func argumentsAsObjects(messages []any) error {
 	for _, item := range messages {
-		message, _ := item.(*jinja.Dict)
-		calls, _ := get[*jinja.List](message, "tool_calls")
+		message, _ := item.(*values.Dict)
+		calls, _ := get[*values.List](message, "tool_calls")
 		if calls == nil {
 			continue
 		}
 		for _, item := range calls.Items {
-			call, _ := item.(*jinja.Dict)
-			function, _ := get[*jinja.Dict](call, "function")
+			call, _ := item.(*values.Dict)
+			function, _ := get[*values.Dict](call, "function")
 			text, ok := get[string](function, "arguments")
 			if !ok {
 				continue
 			}
-			object := jinja.NewDict()
+			object := values.NewDict()
 			if text != "" {
 				parsed, malformed, err := readArguments(text)
 				if err != nil || malformed != nil {
@@ -146,7 +146,7 @@ func argumentsAsObjects(messages []any) error {
 				if err := checkArguments(text, parsed); err != nil {
 					return err
 				}
-				if given, ok := parsed.(*jinja.Dict); ok {
+				if given, ok := parsed.(*values.Dict); ok {
 					object = given
 				}
 			}
@@ -162,15 +162,15 @@ func checkArguments(text string, arguments any) error {
 	if err := checkRustJSON(text, arguments); err != nil {
 		return err
 	}
-	object, _ := arguments.(*jinja.Dict)
+	object, _ := arguments.(*values.Dict)
 	for key, value := range object.All() {
 		name, _ := key.(string)
-		quoted, err := jinja.RustJSON(name)
+		quoted, err := values.RustJSON(name)
 		if err != nil {
 			return err
 		}
 		switch value.(type) {
-		case bool, nil, string, *jinja.List, *jinja.Dict:
+		case bool, nil, string, *values.List, *values.Dict:
 			continue
 		case int64:
 			if at := quoted + ":"; strings.Count(text, at) <= 1 && !strings.Contains(text, "-0") {

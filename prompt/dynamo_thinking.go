@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // The variables by which templates turn thinking on and off.
@@ -17,15 +17,15 @@ const (
 )
 
 // dynamoKwargs returns the client's variables. Whether to think is set under every name that templates read.
-func dynamoKwargs(request *body.Request, settings *DynamoSettings) (*jinja.Dict, error) {
-	kwargs := jinja.NewDict()
+func dynamoKwargs(request *body.Request, settings *DynamoSettings) (*values.Dict, error) {
+	kwargs := values.NewDict()
 	if request.ChatTemplateKwargs != nil {
 		kwargs = request.ChatTemplateKwargs.Clone()
 	}
 	if _, ok := kwargs.Get("chat_template"); ok {
 		return nil, refused("a chat_template among the template's arguments")
 	}
-	if err := jinja.CheckRustNumbers(kwargs); err != nil {
+	if err := values.CheckRustNumbers(kwargs); err != nil {
 		return nil, err
 	}
 	if request.API != body.Messages {
@@ -43,7 +43,7 @@ func dynamoKwargs(request *body.Request, settings *DynamoSettings) (*jinja.Dict,
 
 // sameThinking finds the variable that decides whether to think, and sets both boolean variables to its value. decided
 // reports whether there is one.
-func sameThinking(kwargs *jinja.Dict) (decided bool, err error) {
+func sameThinking(kwargs *values.Dict) (decided bool, err error) {
 	for _, name := range []string{thinking, enableThinking, thinkingMode} {
 		v, _ := kwargs.Get(name)
 		switch v := v.(type) {
@@ -73,7 +73,7 @@ func sameThinking(kwargs *jinja.Dict) (decided bool, err error) {
 
 // resolveThinking sets the variables that turn thinking on or off, by the first of these that the request has:
 // thinking, the template's variables, reasoning_effort.
-func resolveThinking(request *body.Request, kwargs *jinja.Dict) error {
+func resolveThinking(request *body.Request, kwargs *values.Dict) error {
 	effort, _ := kwargs.Get("reasoning_effort")
 	if request.ReasoningEffort != "" {
 		if !slices.Contains(reasoningEfforts, request.ReasoningEffort) {
@@ -99,7 +99,7 @@ func resolveThinking(request *body.Request, kwargs *jinja.Dict) error {
 		return nil
 	}
 	wish := request.Thinking
-	if object, ok := wish.(*jinja.Dict); ok {
+	if object, ok := wish.(*values.Dict); ok {
 		wish, _ = object.Get("type")
 	}
 	switch wish {

@@ -9,7 +9,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Engine names the program that tokenizes the requests. kvepp follows its rules.
@@ -261,12 +261,12 @@ func (m *Model) renderChat(ctx context.Context, request *body.Request) (string, 
 // list of parts.
 func convertMessages(
 	request *body.Request,
-	convert func(message *jinja.Dict, parts bool) (*jinja.Dict, error),
+	convert func(message *values.Dict, parts bool) (*values.Dict, error),
 	parts bool,
 ) ([]any, error) {
 	messages := make([]any, len(request.Messages.Items))
 	for i, item := range request.Messages.Items {
-		given, _ := item.(*jinja.Dict)
+		given, _ := item.(*values.Dict)
 		message, err := convert(given, parts)
 		if err != nil {
 			return nil, fmt.Errorf("%w (message %d)", err, i)

@@ -6,7 +6,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // estimatedBytes is how much text counts as a token.
@@ -42,14 +42,14 @@ func appendTexts(to []byte, value any) []byte {
 	switch v := value.(type) {
 	case string:
 		return append(append(to, v...), 0)
-	case *jinja.List:
+	case *values.List:
 		if v != nil {
 			for _, item := range v.Items {
 				to = appendTexts(to, item)
 			}
 		}
 		return append(to, 1)
-	case *jinja.Dict:
+	case *values.Dict:
 		for key, item := range v.All() {
 			to = appendTexts(appendTexts(to, key), item)
 		}

@@ -12,7 +12,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 const modelsDir = "../test/models"
@@ -97,15 +97,15 @@ func renderTransformers(m *Model, request *body.Request) (string, error) {
 	c := &chat{tools: request.Tools, documents: request.Documents, continueFinalMessage: request.ContinueFinalMessage}
 	for _, item := range request.Messages.Items {
 		var reasoning any
-		message, content := jinja.NewDict(), []string(nil)
-		for key, value := range item.(*jinja.Dict).All() {
+		message, content := values.NewDict(), []string(nil)
+		for key, value := range item.(*values.Dict).All() {
 			name := key.(string)
 			if value == nil {
 				continue
 			}
-			if parts, ok := value.(*jinja.List); ok && name == "content" {
+			if parts, ok := value.(*values.List); ok && name == "content" {
 				for _, part := range parts.Items {
-					text, _ := get[string](part.(*jinja.Dict), "text")
+					text, _ := get[string](part.(*values.Dict), "text")
 					content = append(content, text)
 				}
 				if len(content) > 0 {

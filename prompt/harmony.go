@@ -8,7 +8,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // gpt-oss uses the harmony format: messages with an author, a channel and a recipient between special tokens. vLLM
@@ -146,7 +146,7 @@ func (m *Model) harmonyConversation(request *body.Request, now time.Time) ([]har
 	}
 	chat := make([]harmonyInput, len(request.Messages.Items))
 	for i, item := range request.Messages.Items {
-		given, ok := item.(*jinja.Dict)
+		given, ok := item.(*values.Dict)
 		if !ok {
 			return nil, errRefused("messages[%d] is not an object", i)
 		}
@@ -200,7 +200,7 @@ func (m *Model) harmonyEffort(effort any) (string, error) {
 func harmonyPreambleVLLM(
 	effort string,
 	instructions *string,
-	tools *jinja.List,
+	tools *values.List,
 	now time.Time,
 ) ([]harmonyMessage, error) {
 	if tools == nil && instructions != nil && *instructions == "" {
@@ -214,7 +214,7 @@ func harmonyPreambleVLLM(
 func harmonyPreamble(
 	effort string,
 	instructions *string,
-	tools *jinja.List,
+	tools *values.List,
 	now time.Time,
 ) ([]harmonyMessage, error) {
 	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
@@ -285,7 +285,7 @@ func (c harmonyToolCall) check() error {
 }
 
 // readHarmonyInput reads one message.
-func readHarmonyInput(given *jinja.Dict) (harmonyInput, error) {
+func readHarmonyInput(given *values.Dict) (harmonyInput, error) {
 	var input harmonyInput
 	role, _ := get[string](given, "role")
 	if !slices.Contains([]string{"system", "developer", "user", "assistant", "tool"}, role) {
@@ -300,10 +300,10 @@ func readHarmonyInput(given *jinja.Dict) (harmonyInput, error) {
 		}
 	case string:
 		input.texts = []string{content}
-	case *jinja.List:
+	case *values.List:
 		input.texts = make([]string, len(content.Items))
 		for i, item := range content.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			text, ok := get[string](part, "text")
 			if kind, _ := part.Get("type"); !ok || kind != "text" {
 				return input, errNotReproduced("a content part that is not text")
@@ -338,14 +338,14 @@ func readHarmonyInput(given *jinja.Dict) (harmonyInput, error) {
 
 // readHarmonyCalls reads an assistant's tool calls.
 func readHarmonyCalls(value any) ([]harmonyToolCall, error) {
-	list, ok := value.(*jinja.List)
+	list, ok := value.(*values.List)
 	if !ok {
 		return nil, errRefused("tool_calls is not a list")
 	}
 	calls := make([]harmonyToolCall, len(list.Items))
 	for i, item := range list.Items {
-		call, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](call, "function")
+		call, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](call, "function")
 		kind, _ := call.Get("type")
 		id, hasID := get[string](call, "id")
 		name, hasName := get[string](function, "name")

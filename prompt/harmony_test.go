@@ -15,7 +15,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // harmonyCase is a request and its rendering by vLLM's own code with oss-harmony. test/parity/harmony.py wrote the
@@ -337,22 +337,22 @@ func TestHarmonyRefuses(t *testing.T) {
 
 // TestHarmonyToolsAreBounded: a schema that grows by indentation is an error and does not take gigabytes.
 func TestHarmonyToolsAreBounded(t *testing.T) {
-	inner := jinja.NewDict()
+	inner := values.NewDict()
 	inner.Set("type", "object")
-	properties := jinja.NewDict()
+	properties := values.NewDict()
 	for i := range 100_000 {
 		properties.Set(fmt.Sprint(i), nil)
 	}
 	inner.Set("properties", properties)
 	for range 45 {
-		outer, properties := jinja.NewDict(), jinja.NewDict()
+		outer, properties := values.NewDict(), values.NewDict()
 		properties.Set("a", inner)
 		outer.Set("type", "object")
 		outer.Set("properties", properties)
 		inner = outer
 	}
 	var unknown unknownError
-	if _, err := harmonyTools(jinja.NewList(dict("type", "function", "function",
+	if _, err := harmonyTools(values.NewList(dict("type", "function", "function",
 		dict("name", "f", "parameters", inner)))); !errors.As(
 		err,
 		&unknown,
@@ -378,7 +378,7 @@ func TestSerdeJSON(t *testing.T) {
 		`"\u0001\b\f\n\r\t\"\\/é\u007f"`:           `"\u0001\b\f\n\r\t\"\\/é` + "\x7f" + `"`,
 		`[1, {"a": null, "b": [true, false]}, []]`: `[1,{"a":null,"b":[true,false]},[]]`,
 	} {
-		value, err := jinja.ParseJSON([]byte(given))
+		value, err := values.ParseJSON([]byte(given))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Harmony shows functions to the model as TypeScript. Comments hold what a JSON schema says beyond the types.
@@ -25,12 +25,12 @@ const (
 type schemaWriter struct{ written int }
 
 // harmonyTools returns the section of the developer's message that shows the tools. tools is a result of vllmTools.
-func harmonyTools(tools *jinja.List) (string, error) {
+func harmonyTools(tools *values.List) (string, error) {
 	var w schemaWriter
 	lines := []string{"## functions\n", "namespace functions {\n"}
 	for _, item := range tools.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](tool, "function")
 		name, _ := get[string](function, "name")
 		description, err := optionalString(function, "description")
 		if err != nil {
@@ -42,7 +42,7 @@ func harmonyTools(tools *jinja.List) (string, error) {
 		switch parameters, _ := function.Get("parameters"); parameters := parameters.(type) {
 		case nil:
 			lines = append(lines, "type "+name+" = () => any;\n")
-		case *jinja.Dict:
+		case *values.Dict:
 			if nesting(parameters) > maxSchemaDepth {
 				return "", errNotReproduced("deeply nested tool parameters")
 			}
@@ -63,11 +63,11 @@ func harmonyTools(tools *jinja.List) (string, error) {
 func nesting(value any) int {
 	deepest := 0
 	switch v := value.(type) {
-	case *jinja.List:
+	case *values.List:
 		for _, item := range v.Items {
 			deepest = max(deepest, nesting(item))
 		}
-	case *jinja.Dict:
+	case *values.Dict:
 		for _, item := range v.All() {
 			deepest = max(deepest, nesting(item))
 		}
@@ -78,7 +78,7 @@ func nesting(value any) int {
 }
 
 // optionalString returns a field that is a string; "" if it is absent or null.
-func optionalString(d *jinja.Dict, name string) (string, error) {
+func optionalString(d *values.Dict, name string) (string, error) {
 	v, _ := d.Get(name)
 	text, ok := v.(string)
 	if v != nil && !ok {
@@ -113,8 +113,8 @@ func (w *schemaWriter) typeOf(schema any, indent string) (string, error) {
 
 // describe is typeOf without the count of the bytes of the result.
 func (w *schemaWriter) describe(value any, indent string) (string, error) {
-	schema, _ := value.(*jinja.Dict)
-	if variants, ok := get[*jinja.List](schema, "oneOf"); ok {
+	schema, _ := value.(*values.Dict)
+	if variants, ok := get[*values.List](schema, "oneOf"); ok {
 		var b strings.Builder
 		for _, item := range variants.Items {
 			text, err := w.nullable(item, indent+"   ")
@@ -122,7 +122,7 @@ func (w *schemaWriter) describe(value any, indent string) (string, error) {
 				return "", err
 			}
 			b.WriteString("\n" + indent + " | " + text)
-			variant, _ := item.(*jinja.Dict)
+			variant, _ := item.(*values.Dict)
 			var comments []string
 			if description, ok := get[string](variant, "description"); ok {
 				comments = append(comments, description)
@@ -144,7 +144,7 @@ func (w *schemaWriter) describe(value any, indent string) (string, error) {
 		return b.String(), nil
 	}
 	kind, _ := schema.Get("type")
-	if kinds, ok := kind.(*jinja.List); ok {
+	if kinds, ok := kind.(*values.List); ok {
 		var names []string
 		for _, item := range kinds.Items {
 			if name, ok := item.(string); ok {
@@ -162,16 +162,16 @@ func (w *schemaWriter) describe(value any, indent string) (string, error) {
 	case "object":
 		return w.object(schema, indent)
 	case "string":
-		var values []string
-		if enum, ok := get[*jinja.List](schema, "enum"); ok {
+		var texts []string
+		if enum, ok := get[*values.List](schema, "enum"); ok {
 			for _, item := range enum.Items {
 				if text, ok := item.(string); ok {
-					values = append(values, `"`+text+`"`)
+					texts = append(texts, `"`+text+`"`)
 				}
 			}
 		}
-		if len(values) > 0 {
-			return strings.Join(values, " | "), nil
+		if len(texts) > 0 {
+			return strings.Join(texts, " | "), nil
 		}
 		return "string", nil
 	case "number", "integer":
@@ -195,7 +195,7 @@ func (w *schemaWriter) nullable(item any, indent string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	schema, _ := item.(*jinja.Dict)
+	schema, _ := item.(*values.Dict)
 	if yes, _ := schema.Get("nullable"); yes == true && !strings.Contains(text, "null") {
 		text += " | null"
 	}
@@ -203,21 +203,21 @@ func (w *schemaWriter) nullable(item any, indent string) (string, error) {
 }
 
 // object returns an object's type: a line for each property, with comments above it.
-func (w *schemaWriter) object(schema *jinja.Dict, indent string) (string, error) {
+func (w *schemaWriter) object(schema *values.Dict, indent string) (string, error) {
 	var b strings.Builder
 	if description, ok := get[string](schema, "description"); ok {
 		b.WriteString(indent + "// " + description + "\n")
 	}
 	b.WriteString("{\n")
 	required := map[string]bool{}
-	if list, ok := get[*jinja.List](schema, "required"); ok {
+	if list, ok := get[*values.List](schema, "required"); ok {
 		for _, item := range list.Items {
 			if name, ok := item.(string); ok {
 				required[name] = true
 			}
 		}
 	}
-	properties, _ := get[*jinja.Dict](schema, "properties")
+	properties, _ := get[*values.Dict](schema, "properties")
 	for key, value := range properties.All() {
 		name, _ := key.(string)
 		mark := "?"
@@ -237,7 +237,7 @@ func (w *schemaWriter) object(schema *jinja.Dict, indent string) (string, error)
 
 // property writes one property. name ends with "?" if the property is optional.
 func (w *schemaWriter) property(b *strings.Builder, name string, value any, indent string) error {
-	schema, _ := value.(*jinja.Dict)
+	schema, _ := value.(*values.Dict)
 	oneOf, hasOneOf := schema.Get("oneOf")
 	description, described := get[string](schema, "description")
 	if title, ok := get[string](schema, "title"); ok {
@@ -246,7 +246,7 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 	if described && !hasOneOf {
 		b.WriteString(indent + "// " + description + "\n")
 	}
-	if examples, ok := get[*jinja.List](schema, "examples"); ok && len(examples.Items) > 0 {
+	if examples, ok := get[*values.List](schema, "examples"); ok && len(examples.Items) > 0 {
 		b.WriteString(indent + "// Examples:\n")
 		for _, item := range examples.Items {
 			if text, ok := item.(string); ok {
@@ -255,7 +255,7 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 		}
 	}
 	given, hasDefault := schema.Get("default")
-	if variants, ok := oneOf.(*jinja.List); ok {
+	if variants, ok := oneOf.(*values.List); ok {
 		return w.propertyVariants(b, name, schema, variants, indent)
 	}
 	b.WriteString(indent + name + ": ")
@@ -275,14 +275,14 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 func (w *schemaWriter) propertyVariants(
 	b *strings.Builder,
 	name string,
-	schema *jinja.Dict,
-	variants *jinja.List,
+	schema *values.Dict,
+	variants *values.List,
 	indent string,
 ) error {
 	description, described := get[string](schema, "description")
 	above := described
 	if described && len(variants.Items) > 0 {
-		first, _ := variants.Items[0].(*jinja.Dict)
+		first, _ := variants.Items[0].(*values.Dict)
 		if text, ok := get[string](first, "description"); ok && text == description {
 			above = false
 		}
@@ -300,7 +300,7 @@ func (w *schemaWriter) propertyVariants(
 			return err
 		}
 		b.WriteString(indent + " | " + text)
-		variant, _ := item.(*jinja.Dict)
+		variant, _ := item.(*values.Dict)
 		var comments []string
 		if text, ok := get[string](variant, "description"); ok && !(i == 0 && above) &&
 			!(described && text == description) {
@@ -319,14 +319,14 @@ func (w *schemaWriter) propertyVariants(
 }
 
 // isEnum reports whether a schema lists its values.
-func isEnum(schema *jinja.Dict) bool {
-	list, ok := get[*jinja.List](schema, "enum")
+func isEnum(schema *values.Dict) bool {
+	list, ok := get[*values.List](schema, "enum")
 	return ok && len(list.Items) > 0
 }
 
 // shownDefault returns a default as a comment shows it: an enum's value unchanged, another string in quotes, any other
 // value as JSON.
-func shownDefault(given any, schema *jinja.Dict) string {
+func shownDefault(given any, schema *values.Dict) string {
 	text, ok := given.(string)
 	switch {
 	case !ok:
@@ -362,7 +362,7 @@ func writeSerdeJSON(b *strings.Builder, value any) {
 		b.WriteString(serdeFloat(pythonFloat(v)))
 	case string:
 		writeSerdeString(b, v)
-	case *jinja.List:
+	case *values.List:
 		b.WriteByte('[')
 		for i, item := range v.Items {
 			if i > 0 {
@@ -371,7 +371,7 @@ func writeSerdeJSON(b *strings.Builder, value any) {
 			writeSerdeJSON(b, item)
 		}
 		b.WriteByte(']')
-	case *jinja.Dict:
+	case *values.Dict:
 		b.WriteByte('{')
 		comma := false
 		for key, item := range v.All() {

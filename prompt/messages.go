@@ -10,6 +10,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // vLLM and SGLang turn a request to Anthropic's /v1/messages into a chat. This file holds what both do.
@@ -64,7 +65,7 @@ func (m *Model) mergesSystem() (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("prompt: chat template: %w", err)
 		}
-		messages := jinja.NewList(
+		messages := values.NewList(
 			turn("system", "t"), turn("user", "t"), turn("system", late), turn("user", "t"))
 		text, failed, err := probe(plain, dict("messages", messages, "add_generation_prompt", false))
 		if err != nil || failed || !strings.Contains(text, mustShow) {
@@ -80,7 +81,7 @@ func (m *Model) effortOfDisabled() (string, error) {
 		return given, nil
 	}
 	prompt := func(effort string) (Prompt, error) {
-		messages := jinja.NewList(dict("role", "user", "content", "Hi"))
+		messages := values.NewList(dict("role", "user", "content", "Hi"))
 		payload := dict("model", "m", "messages", messages, "reasoning_effort", effort)
 		p, err := m.tokenizeChat(context.Background(), chatOf(&body.Request{Model: "m"}, payload))
 		if err != nil && (IsUnknown(err) || notOfTemplate(err)) {
@@ -110,7 +111,7 @@ func notOfTemplate(err error) bool {
 }
 
 // chatOf returns a chat request with this body, made from another API's request.
-func chatOf(request *body.Request, payload *jinja.Dict) *body.Request {
+func chatOf(request *body.Request, payload *values.Dict) *body.Request {
 	chat := &body.Request{
 		API:           body.ChatCompletions,
 		Model:         request.Model,
@@ -118,8 +119,8 @@ func chatOf(request *body.Request, payload *jinja.Dict) *body.Request {
 		Body:          payload,
 		RemainingCost: request.RemainingCost,
 	}
-	chat.Messages, _ = get[*jinja.List](payload, "messages")
-	chat.ChatTemplateKwargs, _ = get[*jinja.Dict](payload, "chat_template_kwargs")
+	chat.Messages, _ = get[*values.List](payload, "messages")
+	chat.ChatTemplateKwargs, _ = get[*values.Dict](payload, "chat_template_kwargs")
 	return chat
 }
 
@@ -154,7 +155,7 @@ type messagesRules struct {
 	// user's messages.
 	lateSystemIsText bool
 	// addBlocks adds what the engine makes of a message of content blocks.
-	addBlocks func(c *messagesChat, role string, blocks *jinja.List) error
+	addBlocks func(c *messagesChat, role string, blocks *values.List) error
 }
 
 // messagesChat collects the chat's messages.
@@ -169,8 +170,8 @@ type messagesChat struct {
 }
 
 // read reads a request's system prompt and messages.
-func (c *messagesChat) read(body *jinja.Dict) error {
-	list, _ := get[*jinja.List](body, "messages")
+func (c *messagesChat) read(body *values.Dict) error {
+	list, _ := get[*values.List](body, "messages")
 	var system []string
 	if given := field(body, "system"); given != nil {
 		texts, err := c.rules.systemTexts(given)
@@ -180,7 +181,7 @@ func (c *messagesChat) read(body *jinja.Dict) error {
 		system = texts
 	}
 	for i := 0; c.mergeSystem && i < list.Len(); i++ {
-		message, _ := list.Items[i].(*jinja.Dict)
+		message, _ := list.Items[i].(*values.Dict)
 		if role(message) != "system" {
 			continue
 		}
@@ -194,7 +195,7 @@ func (c *messagesChat) read(body *jinja.Dict) error {
 		c.addText("system", text)
 	}
 	for i := range list.Len() {
-		message, _ := list.Items[i].(*jinja.Dict)
+		message, _ := list.Items[i].(*values.Dict)
 		if err := c.add(message); err != nil {
 			return fmt.Errorf("%w (message %d)", err, i)
 		}
@@ -208,7 +209,7 @@ func (c *messagesChat) addText(role, text string) {
 }
 
 // add adds what the engine makes of one message.
-func (c *messagesChat) add(message *jinja.Dict) error {
+func (c *messagesChat) add(message *values.Dict) error {
 	role, content := role(message), field(message, "content")
 	if role != "user" && role != "assistant" && role != "system" {
 		return errRefused("the role %q", role)
@@ -227,7 +228,7 @@ func (c *messagesChat) add(message *jinja.Dict) error {
 	case string:
 		c.addText(role, content)
 		return nil
-	case *jinja.List:
+	case *values.List:
 		return c.rules.addBlocks(c, role, content)
 	}
 	return errBlocks("content")
@@ -246,15 +247,15 @@ func (c *messagesChat) imagePart() any {
 
 // contentOf returns the content of a message with these parts: the text if there is one text alone, else the parts.
 func contentOf(parts []any) any {
-	if part, _ := parts[0].(*jinja.Dict); len(parts) == 1 && isText(part) {
+	if part, _ := parts[0].(*values.Dict); len(parts) == 1 && isText(part) {
 		return field(part, "text")
 	}
-	return jinja.NewList(parts...)
+	return values.NewList(parts...)
 }
 
 // inputSchema returns a tool's input_schema, which gets the type object if it has none.
-func inputSchema(tool *jinja.Dict) (*jinja.Dict, bool) {
-	schema, ok := get[*jinja.Dict](tool, "input_schema")
+func inputSchema(tool *values.Dict) (*values.Dict, bool) {
+	schema, ok := get[*values.Dict](tool, "input_schema")
 	if _, typed := schema.Get("type"); ok && !typed {
 		schema = schema.Clone()
 		schema.Set("type", "object")

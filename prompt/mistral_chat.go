@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How vLLM and mistral-common read a chat, and what they refuse. Source: vLLM 0.33.0, tokenizers/mistral;
@@ -57,7 +57,7 @@ type mistralChunk struct {
 // mistralCall is a function call of the assistant's.
 type mistralCall struct {
 	id, name  string
-	arguments *jinja.Dict
+	arguments *values.Dict
 }
 
 // mistralName is what a function's name must match, and mistralShortID what the ids of calls must match before version
@@ -84,7 +84,7 @@ func (m *Model) mistralEffort(request *body.Request) (string, error) {
 	if request.API != body.Responses && firstField(request.Body, "chat_template", "chat_template_kwargs") != nil {
 		return "", errRefused("chat_template and chat_template_kwargs with Mistral's own tokenizer")
 	}
-	for _, variables := range []*jinja.Dict{m.defaultKwargs, request.ChatTemplateKwargs} {
+	for _, variables := range []*values.Dict{m.defaultKwargs, request.ChatTemplateKwargs} {
 		for k := range variables.All() {
 			if name, _ := k.(string); slices.Contains(mistralArguments, name) {
 				return "", errNotReproduced("the template variable " + name + " with Mistral's own tokenizer")
@@ -130,8 +130,8 @@ func (m *Model) mistralTools(ctx context.Context, request *body.Request) (string
 	}
 	tools := make([]any, len(given.Items))
 	for i, item := range given.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](tool, "function")
 		name, _ := get[string](function, "name")
 		if !mistralName.MatchString(name) {
 			return "", errRefused("the name of tools[%d]", i)
@@ -145,19 +145,19 @@ func (m *Model) mistralTools(ctx context.Context, request *body.Request) (string
 			return "", err
 		}
 		if parameters == nil {
-			parameters = jinja.NewDict()
+			parameters = values.NewDict()
 		}
 		tools[i] = dict("type", "function", "function",
 			dict("name", name, "description", description, "parameters", parameters))
 	}
-	return dumpJSON(ctx, jinja.NewList(tools...), limits(request))
+	return dumpJSON(ctx, values.NewList(tools...), limits(request))
 }
 
 // readChat reads a chat's messages and refuses what vLLM and mistral-common refuse.
 func (t *mistralTokenizer) readChat(request *body.Request) ([]mistralMessage, error) {
 	messages := make([]mistralMessage, request.Messages.Len())
 	for i := range messages {
-		given, _ := request.Messages.Items[i].(*jinja.Dict)
+		given, _ := request.Messages.Items[i].(*values.Dict)
 		var err error
 		if messages[i], err = readMistral(given, request.API != body.Responses); err != nil {
 			return nil, fmt.Errorf("%w (message %d)", err, i)
@@ -189,7 +189,7 @@ func (t *mistralTokenizer) readChat(request *body.Request) ([]mistralMessage, er
 }
 
 // readMistral reads one message. shorten says that vLLM cuts the ids of calls.
-func readMistral(given *jinja.Dict, shorten bool) (message mistralMessage, err error) {
+func readMistral(given *values.Dict, shorten bool) (message mistralMessage, err error) {
 	message.role = role(given)
 	content, hasContent := given.Get("content")
 	if message.role != "assistant" && content == nil {
@@ -205,7 +205,7 @@ func readMistral(given *jinja.Dict, shorten bool) (message mistralMessage, err e
 	} else if lost && message.content.chunks != nil {
 		message.content = mistralContent{}
 	}
-	id := func(of *jinja.Dict, name string) (string, error) {
+	id := func(of *values.Dict, name string) (string, error) {
 		id, ok := get[string](of, name)
 		if !ok {
 			return "", errRefused("%s is not a string", name)
@@ -232,8 +232,8 @@ func readMistral(given *jinja.Dict, shorten bool) (message mistralMessage, err e
 			return message, err
 		}
 		for i, item := range list.Items {
-			call, _ := item.(*jinja.Dict)
-			function, _ := get[*jinja.Dict](call, "function")
+			call, _ := item.(*values.Dict)
+			function, _ := get[*values.Dict](call, "function")
 			read := mistralCall{}
 			var ok bool
 			if read.name, ok = get[string](function, "name"); !ok {
@@ -242,7 +242,7 @@ func readMistral(given *jinja.Dict, shorten bool) (message mistralMessage, err e
 			if read.id, err = id(call, "id"); err != nil {
 				return message, err
 			}
-			read.arguments, _ = get[*jinja.Dict](function, "arguments")
+			read.arguments, _ = get[*values.Dict](function, "arguments")
 			message.calls = append(message.calls, read)
 		}
 	case "tool":
@@ -260,7 +260,7 @@ func readMistral(given *jinja.Dict, shorten bool) (message mistralMessage, err e
 
 // losesParts reports whether vLLM loses a message's parts. It reads them twice. If the name is null, they are an
 // iterator, which is empty the second time.
-func losesParts(given *jinja.Dict) (bool, error) {
+func losesParts(given *values.Dict) (bool, error) {
 	name, hasName := given.Get("name")
 	task, hasTask := given.Get("task")
 	_, nameIsText := name.(string)
@@ -272,7 +272,7 @@ func losesParts(given *jinja.Dict) (bool, error) {
 }
 
 // readReasoning puts an assistant's reasoning before its content.
-func (m *mistralMessage) readReasoning(given *jinja.Dict) error {
+func (m *mistralMessage) readReasoning(given *values.Dict) error {
 	reasoning := firstField(given, "reasoning", "reasoning_content")
 	if reasoning == nil {
 		return nil
@@ -299,10 +299,10 @@ func readMistralContent(value any) (mistralContent, error) {
 		return mistralContent{}, nil
 	case string:
 		return mistralContent{text: value}, nil
-	case *jinja.List:
+	case *values.List:
 		content := mistralContent{chunks: make([]mistralChunk, value.Len())}
 		for i, item := range value.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			var err error
 			if content.chunks[i], err = readMistralChunk(part); err != nil {
 				return content, err
@@ -314,7 +314,7 @@ func readMistralContent(value any) (mistralContent, error) {
 }
 
 // readMistralChunk reads one part of a content; nil for one that is not an object.
-func readMistralChunk(part *jinja.Dict) (mistralChunk, error) {
+func readMistralChunk(part *values.Dict) (mistralChunk, error) {
 	if part == nil || field(part, "uuid") != nil {
 		return mistralChunk{}, errNotReproduced("such a content part with Mistral's own tokenizer")
 	}
@@ -335,7 +335,7 @@ func readMistralChunk(part *jinja.Dict) (mistralChunk, error) {
 		}
 		return mistralChunk{kind: chunkThink, text: text, open: given && !isClosed}, nil
 	case "image_url":
-		image, _ := get[*jinja.Dict](part, "image_url")
+		image, _ := get[*values.Dict](part, "image_url")
 		if _, ok := get[string](image, "url"); !ok || !onlyFields(image, "url") {
 			return mistralChunk{}, errNotReproduced("such an image")
 		}

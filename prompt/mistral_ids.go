@@ -9,6 +9,7 @@ import (
 
 	"kvepp/prompt/encoders"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How mistral-common joins the messages of a chat, and in which order it writes their tokens. Source: mistral-common
@@ -184,7 +185,7 @@ func (w *mistralWriter) calls(calls []mistralCall) error {
 			list[i] = dict("name", call.name, "arguments", call.arguments, "id", call.id)
 		}
 		w.token(mistralCalls)
-		return w.json(jinja.NewList(list...))
+		return w.json(values.NewList(list...))
 	}
 	for _, call := range calls {
 		w.token(mistralCalls)
@@ -227,7 +228,7 @@ func (w *mistralWriter) result(message *mistralMessage) error {
 // pythonValue returns the value of a text that Python reads as JSON, else the text. No text stands for an empty object.
 func pythonValue(text string) (any, error) {
 	if text == "" {
-		return jinja.NewDict(), nil
+		return values.NewDict(), nil
 	}
 	value, malformed, err := readArguments(text)
 	switch {

@@ -15,7 +15,7 @@ import (
 	"kvepp/prompt/body"
 	"kvepp/prompt/bpe"
 	"kvepp/prompt/encoders"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // The reasons why a request has no token ids here. The router then routes it by load.
@@ -76,7 +76,7 @@ type Model struct {
 	// dynamoWorkers are the settings that SetDynamo set; nil before. The family shares them.
 	dynamoWorkers *atomic.Pointer[[]DynamoSettings]
 	// defaultKwargs is Options.DefaultChatTemplateKwargs; nil for none.
-	defaultKwargs *jinja.Dict
+	defaultKwargs *values.Dict
 	// efforts is Options.ReasoningEffortMap; nil for none.
 	efforts map[string]string
 }

@@ -14,7 +14,7 @@ import (
 	"kvepp/prompt/body"
 	"kvepp/prompt/bpe"
 	"kvepp/prompt/encoders"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Chats that the engine encodes with code of its own instead of a Jinja template. Package encoders has the encoders.
@@ -121,7 +121,7 @@ const nativeThinking = "thinking reasoning_effort"
 func (m *Model) encodeNativeWith(
 	ctx context.Context,
 	request *body.Request,
-	further *jinja.Dict,
+	further *values.Dict,
 ) (done nativeChat, err error) {
 	var c *encoders.Chat
 	if m.options.Engine == SGLang {

@@ -12,6 +12,7 @@ import (
 	"kvepp/prompt/bpe"
 	"kvepp/prompt/encoders"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How SGLang's OpenAI server prepares and renders a chat. Source: SGLang 0.5.21 to 0.5.23,
@@ -44,7 +45,7 @@ func (m *Model) givenSGLang(request *body.Request) ([][]kvblock.Token, error) {
 	if field(request.Body, "input_ids") == nil || request.API != body.ChatCompletions {
 		return nil, nil
 	}
-	list, _ := get[*jinja.TokenIDs](request.Body, "input_ids")
+	list, _ := get[*values.TokenIDs](request.Body, "input_ids")
 	ids, ok := tokenList(list)
 	if !ok {
 		return nil, errRefused("input_ids is not a list of token ids")
@@ -142,7 +143,7 @@ func (m *Model) alwaysThinksSGLang(source string) bool {
 func (m *Model) sglangChatWith(
 	ctx context.Context,
 	request *body.Request,
-	further *jinja.Dict,
+	further *values.Dict,
 ) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case m.release.rules.toolsAsSent && m.sglangGoesPastTemplate(),
@@ -180,7 +181,7 @@ func (m *Model) sglangChatWith(
 		return done, "", errNotReproduced("low reasoning_effort with a template that has low_effort")
 	}
 	c := &chat{kwargs: kwargs, addGenerationPrompt: true, limits: limits(request)}
-	c.documents, _ = get[*jinja.List](kwargs, "documents")
+	c.documents, _ = get[*values.List](kwargs, "documents")
 	if c.messages, err = convertMessages(request, m.sglangMessage, t.wantsParts); err != nil {
 		return done, "", err
 	}
@@ -203,10 +204,10 @@ func (m *Model) sglangChatWith(
 		// SGLang tries again with the bare functions, for templates that do not know OpenAI's wrapper around them.
 		bare := make([]any, len(c.tools.Items))
 		for i, item := range c.tools.Items {
-			tool, _ := item.(*jinja.Dict)
+			tool, _ := item.(*values.Dict)
 			bare[i] = field(tool, "function")
 		}
-		c.tools = jinja.NewList(bare...)
+		c.tools = values.NewList(bare...)
 		done.text, err = m.apply(ctx, t, c)
 	}
 	return done, t.source, err
@@ -216,7 +217,7 @@ func (m *Model) sglangChatWith(
 // that win over the request's.
 func (m *Model) nativeSGLang(
 	request *body.Request,
-	further *jinja.Dict,
+	further *values.Dict,
 ) (c *encoders.Chat, prefix string, err error) {
 	switch {
 	case field(request.ChatTemplateKwargs, "chat_template") == nil:
@@ -258,12 +259,12 @@ func (m *Model) nativeSGLang(
 	}
 	// Encoders get all tools, also if tool_choice names one.
 	if !m.native.LikeTemplate && (c.Tools != nil || !m.release.rules.hidesTools) {
-		given, _ := get[*jinja.List](request.Body, "tools")
+		given, _ := get[*values.List](request.Body, "tools")
 		all, err := m.sglangDumpTools(given)
 		if err != nil {
 			return nil, "", err
 		}
-		c.Tools = jinja.NewList(all...)
+		c.Tools = values.NewList(all...)
 	}
 	prefix, c.Messages = continueSGLang(request, c.Messages)
 	if len(c.Messages) == 0 {
@@ -276,7 +277,7 @@ func (m *Model) nativeSGLang(
 // a last message of the assistant becomes the user's.
 func continueSGLang(request *body.Request, messages []any) (prefix string, before []any) {
 	at := len(messages) - 1
-	last, _ := messages[at].(*jinja.Dict)
+	last, _ := messages[at].(*values.Dict)
 	content, ok := get[string](last, "content")
 	switch {
 	case role(last) != "assistant" || !ok:
@@ -289,12 +290,12 @@ func continueSGLang(request *body.Request, messages []any) (prefix string, befor
 }
 
 // sglangKwargs returns the template's variables except messages and tools.
-func (m *Model) sglangKwargs(request *body.Request) (*jinja.Dict, error) {
+func (m *Model) sglangKwargs(request *body.Request) (*values.Dict, error) {
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
 		return nil, err
 	}
-	reasoning, _ := get[*jinja.Dict](request.Body, "reasoning")
+	reasoning, _ := get[*values.Dict](request.Body, "reasoning")
 	var thinking any // true, false, or nil if the request does not say
 	switch enabled := firstField(reasoning, "enabled", "enable").(type) {
 	case bool:
@@ -314,7 +315,7 @@ func (m *Model) sglangKwargs(request *body.Request) (*jinja.Dict, error) {
 	if effort != nil && request.API != body.Messages { // SGLang sets the effort of Messages after this point
 		thinking = effort != "none"
 	}
-	kwargs := jinja.NewDict()
+	kwargs := values.NewDict()
 	if own := field(given, "reasoning_effort"); own != nil {
 		effort = own
 	}
@@ -359,7 +360,7 @@ func (m *Model) sglangKwargs(request *body.Request) (*jinja.Dict, error) {
 
 // sglangEffortField returns the reasoning effort that a request names outside its template variables; nil for none.
 func sglangEffortField(request *body.Request) any {
-	reasoning, _ := get[*jinja.Dict](request.Body, "reasoning")
+	reasoning, _ := get[*values.Dict](request.Body, "reasoning")
 	if effort := firstField(reasoning, "effort", "reasoning_effort"); effort != nil {
 		return effort
 	}
@@ -399,9 +400,9 @@ func (m *Model) sglangEffort(v any) (any, error) {
 }
 
 // sglangTools returns the tools that tool_choice allows; nil if there are none.
-func (m *Model) sglangTools(request *body.Request) (*jinja.List, error) {
+func (m *Model) sglangTools(request *body.Request) (*values.List, error) {
 	given := field(request.Body, "tools")
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if given != nil && !ok {
 		return nil, errRefused("tools is not a list")
 	}
@@ -415,12 +416,12 @@ func (m *Model) sglangTools(request *body.Request) (*jinja.List, error) {
 		if choice == "none" {
 			return nil, nil
 		}
-	case *jinja.Dict:
-		function, _ := get[*jinja.Dict](choice, "function")
+	case *values.Dict:
+		function, _ := get[*values.Dict](choice, "function")
 		name := field(function, "name")
 		tools = slices.DeleteFunc(tools, func(tool any) bool {
-			d, _ := tool.(*jinja.Dict)
-			function, _ := get[*jinja.Dict](d, "function")
+			d, _ := tool.(*values.Dict)
+			function, _ := get[*values.Dict](d, "function")
 			return field(function, "name") != name
 		})
 		if len(tools) == 0 {
@@ -429,18 +430,18 @@ func (m *Model) sglangTools(request *body.Request) (*jinja.List, error) {
 	default:
 		return nil, errRefused("tool_choice is neither a string nor an object")
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // sglangDumpTools returns tools as pydantic's model_dump prints them.
-func (m *Model) sglangDumpTools(list *jinja.List) ([]any, error) {
+func (m *Model) sglangDumpTools(list *values.List) ([]any, error) {
 	if list == nil {
 		return nil, nil
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, ok := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, ok := get[*values.Dict](tool, "function")
 		if !ok {
 			return nil, errRefused("tools[%d] has no function", i)
 		}
@@ -471,9 +472,9 @@ func (m *Model) sglangDumpTools(list *jinja.List) ([]any, error) {
 }
 
 // inOrderOf returns the fields of d, those that first has in the order of first, then the others in their own.
-func inOrderOf(first, d *jinja.Dict) *jinja.Dict {
-	ordered := jinja.NewDict()
-	for _, from := range []*jinja.Dict{first, d} {
+func inOrderOf(first, d *values.Dict) *values.Dict {
+	ordered := values.NewDict()
+	for _, from := range []*values.Dict{first, d} {
 		for key := range from.All() {
 			name, _ := key.(string)
 			if value, known := d.Get(name); known {
@@ -494,12 +495,12 @@ func (m *Model) sglangRoles() []string {
 }
 
 // sglangFields returns a message's role, and its fields but role and content, as far as SGLang knows them.
-func (m *Model) sglangFields(given *jinja.Dict) (role string, fields *jinja.Dict, err error) {
+func (m *Model) sglangFields(given *values.Dict) (role string, fields *values.Dict, err error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return "", nil, errRefused("a message without a role")
 	}
-	fields = jinja.NewDict()
+	fields = values.NewDict()
 	if role == "user" {
 		return role, fields, nil
 	}
@@ -516,7 +517,7 @@ func (m *Model) sglangFields(given *jinja.Dict) (role string, fields *jinja.Dict
 		fields.Set("tool_calls", calls)
 	}
 	if tools := field(given, "tools"); tools != nil {
-		list, ok := tools.(*jinja.List)
+		list, ok := tools.(*values.List)
 		if !ok {
 			return "", nil, errRefused("a message's tools are not a list")
 		}
@@ -524,7 +525,7 @@ func (m *Model) sglangFields(given *jinja.Dict) (role string, fields *jinja.Dict
 		if err != nil {
 			return "", nil, err
 		}
-		fields.Set("tools", jinja.NewList(dumped...))
+		fields.Set("tools", values.NewList(dumped...))
 	}
 	if prefix := field(given, "prefix"); prefix != nil && m.release.rules.toolsAsSent {
 		if _, isBool := prefix.(bool); !isBool {
@@ -536,7 +537,7 @@ func (m *Model) sglangFields(given *jinja.Dict) (role string, fields *jinja.Dict
 }
 
 // sglangRawMessage returns a message for an encoder that reads the request's own content.
-func (m *Model) sglangRawMessage(given *jinja.Dict, _ bool) (*jinja.Dict, error) {
+func (m *Model) sglangRawMessage(given *values.Dict, _ bool) (*values.Dict, error) {
 	role, message, err := m.sglangFields(given)
 	if err != nil {
 		return nil, err
@@ -548,9 +549,9 @@ func (m *Model) sglangRawMessage(given *jinja.Dict, _ bool) (*jinja.Dict, error)
 			return nil, errRefused("a user's message without content")
 		}
 	case string:
-	case *jinja.List:
+	case *values.List:
 		for _, item := range parts.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			kind, _ := get[string](part, "type")
 			name, isThinking := "text", kind == "thinking" || kind == "reasoning"
 			if isThinking && field(part, "thinking") != nil {
@@ -575,7 +576,7 @@ func (m *Model) sglangRawMessage(given *jinja.Dict, _ bool) (*jinja.Dict, error)
 }
 
 // sglangMessage returns a message with the fields that SGLang knows.
-func (m *Model) sglangMessage(given *jinja.Dict, wantsParts bool) (*jinja.Dict, error) {
+func (m *Model) sglangMessage(given *values.Dict, wantsParts bool) (*values.Dict, error) {
 	role, fields, err := m.sglangFields(given)
 	if err != nil {
 		return nil, err
@@ -589,12 +590,12 @@ func (m *Model) sglangMessage(given *jinja.Dict, wantsParts bool) (*jinja.Dict, 
 		}
 		content = ""
 	case string:
-	case *jinja.List:
+	case *values.List:
 		kept, err := sglangParts(list, role)
 		if err != nil {
 			return nil, err
 		}
-		texts := jinja.NewList(kept...)
+		texts := values.NewList(kept...)
 		last = wantsParts
 		content = texts
 		if !wantsParts || role == "tool" {
@@ -619,10 +620,10 @@ func (m *Model) sglangMessage(given *jinja.Dict, wantsParts bool) (*jinja.Dict, 
 }
 
 // sglangParts returns a message's parts of text, images and videos. It leaves an assistant's thinking out.
-func sglangParts(list *jinja.List, role string) ([]any, error) {
+func sglangParts(list *values.List, role string) ([]any, error) {
 	var kept []any
 	for _, item := range list.Items {
-		part, ok := item.(*jinja.Dict)
+		part, ok := item.(*values.Dict)
 		if !ok {
 			return nil, errRefused("a content part is not an object")
 		}
@@ -645,12 +646,12 @@ func sglangParts(list *jinja.List, role string) ([]any, error) {
 }
 
 // sglangToolCalls returns a message's tool calls; nil without any. An assistant's arguments become objects.
-func sglangToolCalls(message *jinja.Dict, role string) (any, error) {
+func sglangToolCalls(message *values.Dict, role string) (any, error) {
 	value := field(message, "tool_calls")
 	if value == nil {
 		return nil, nil
 	}
-	return convertToolCalls(value, func(i int, call, function *jinja.Dict) (*jinja.Dict, error) {
+	return convertToolCalls(value, func(i int, call, function *values.Dict) (*values.Dict, error) {
 		if kind, given := call.Get("type"); given && kind != "function" {
 			return nil, errRefused("tool_calls[%d] is not of type function", i)
 		}
@@ -660,7 +661,7 @@ func sglangToolCalls(message *jinja.Dict, role string) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			object, ok := value.(*jinja.Dict)
+			object, ok := value.(*values.Dict)
 			if !ok {
 				return nil, errRefused("tool_calls[%d].function.arguments is not a JSON object", i)
 			}

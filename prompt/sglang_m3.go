@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // What SGLang does for MiniMax M3 before it renders the model's template.
@@ -20,7 +20,7 @@ func (m *Model) preparesM3() bool {
 
 // m3Kwargs returns the template's variables, with thinking_mode by the request's thinking and effort. kwargs are those
 // that other models get.
-func (m *Model) m3Kwargs(request *body.Request, kwargs *jinja.Dict) (*jinja.Dict, error) {
+func (m *Model) m3Kwargs(request *body.Request, kwargs *values.Dict) (*values.Dict, error) {
 	effort, err := m.sglangRequestEffort(request)
 	if err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func (m *Model) m3Kwargs(request *body.Request, kwargs *jinja.Dict) (*jinja.Dict
 		if request.API == body.Messages {
 			return nil, errNotReproduced("thinking that SGLang's --reasoning-parser decides,")
 		}
-		object, _ := thinking.(*jinja.Dict)
+		object, _ := thinking.(*values.Dict)
 		kind, _ := get[string](object, "type")
 		if !slices.Contains([]string{"adaptive", "enabled", "disabled"}, kind) {
 			return nil, errRefused("thinking without the type adaptive, enabled or disabled")
@@ -68,8 +68,8 @@ func (m *Model) m3Kwargs(request *body.Request, kwargs *jinja.Dict) (*jinja.Dict
 // are given and occur once.
 func sortToolRuns(messages []any) {
 	for i := 0; i < len(messages); i++ {
-		assistant, _ := messages[i].(*jinja.Dict)
-		calls, _ := get[*jinja.List](assistant, "tool_calls")
+		assistant, _ := messages[i].(*values.Dict)
+		calls, _ := get[*values.List](assistant, "tool_calls")
 		if role(assistant) != "assistant" || calls.Len() == 0 {
 			continue
 		}
@@ -82,14 +82,14 @@ func sortToolRuns(messages []any) {
 		order, responded := map[string]int{}, map[string]bool{}
 		sortable := len(run) > 1
 		for at, item := range calls.Items {
-			call, _ := item.(*jinja.Dict)
+			call, _ := item.(*values.Dict)
 			id, given := get[string](call, "id")
 			_, twice := order[id]
 			sortable = sortable && given && !twice
 			order[id] = at
 		}
 		callOf := func(message any) string {
-			d, _ := message.(*jinja.Dict)
+			d, _ := message.(*values.Dict)
 			id, _ := get[string](d, "tool_call_id")
 			return id
 		}

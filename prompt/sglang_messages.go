@@ -6,6 +6,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How SGLang turns a request to Anthropic's /v1/messages into a chat.
@@ -27,14 +28,14 @@ func (m *Model) chatOfMessagesSGLang(request *body.Request) (*body.Request, erro
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("messages that are all empty")
 	}
-	payload := dict("model", request.Model, "messages", jinja.NewList(c.messages...))
-	config, _ := get[*jinja.Dict](request.Body, "output_config")
+	payload := dict("model", request.Model, "messages", values.NewList(c.messages...))
+	config, _ := get[*values.Dict](request.Body, "output_config")
 	if effort := field(config, "effort"); effort == "xhigh" {
 		payload.Set("reasoning_effort", "max")
 	} else if effort != nil {
 		payload.Set("reasoning_effort", effort)
 	}
-	if thinking, _ := get[*jinja.Dict](request.Body, "thinking"); thinking != nil {
+	if thinking, _ := get[*values.Dict](request.Body, "thinking"); thinking != nil {
 		payload.Set("thinking", thinking) // see sglangThinking
 	}
 	tools, names, err := m.sglangMessagesTools(request.Body)
@@ -44,7 +45,7 @@ func (m *Model) chatOfMessagesSGLang(request *body.Request) (*body.Request, erro
 	if tools != nil {
 		payload.Set("tools", tools)
 	}
-	if choice, _ := get[*jinja.Dict](request.Body, "tool_choice"); choice != nil {
+	if choice, _ := get[*values.Dict](request.Body, "tool_choice"); choice != nil {
 		kind, _ := get[string](choice, "type")
 		name, _ := get[string](choice, "name")
 		switch {
@@ -67,16 +68,16 @@ func (m *Model) chatOfMessagesSGLang(request *body.Request) (*body.Request, erro
 var serverToolPrefixes = []string{"web_search_", "computer_", "bash_", "text_editor_"}
 
 // sglangMessagesTools returns the tools in the form of the chat API, and their names; nil without tools.
-func (m *Model) sglangMessagesTools(body *jinja.Dict) (*jinja.List, []string, error) {
+func (m *Model) sglangMessagesTools(body *values.Dict) (*values.List, []string, error) {
 	given := field(body, "tools")
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if given != nil && !ok {
 		return nil, nil, errRefused("tools is not a list")
 	}
 	var tools []any
 	var names []string
 	for i := range list.Len() {
-		tool, _ := list.Items[i].(*jinja.Dict)
+		tool, _ := list.Items[i].(*values.Dict)
 		kind, _ := get[string](tool, "type")
 		runsAtAnthropic := func(prefix string) bool { return strings.HasPrefix(kind, prefix) }
 		if slices.ContainsFunc(serverToolPrefixes, runsAtAnthropic) {
@@ -106,24 +107,24 @@ func (m *Model) sglangMessagesTools(body *jinja.Dict) (*jinja.List, []string, er
 	if tools == nil {
 		return nil, nil, nil
 	}
-	return jinja.NewList(tools...), names, nil
+	return values.NewList(tools...), names, nil
 }
 
 // thinkingEnabled reports whether a request to Messages that has the field thinking turns it on.
 func thinkingEnabled(request *body.Request) bool {
-	thinking, _ := get[*jinja.Dict](request.Body, "thinking")
+	thinking, _ := get[*values.Dict](request.Body, "thinking")
 	return field(thinking, "type") != "disabled"
 }
 
 // sglangThinking returns the variables that a request's thinking may give the template. SGLang chooses one of them by
 // its --reasoning-parser and by what it detects in the template. The ids are known only if all render the same text.
-func sglangThinking(request *body.Request, source string) []*jinja.Dict {
-	thinking, _ := get[*jinja.Dict](request.Body, "thinking")
+func sglangThinking(request *body.Request, source string) []*values.Dict {
+	thinking, _ := get[*values.Dict](request.Body, "thinking")
 	if thinking == nil || request.API != body.Messages {
 		return nil
 	}
 	enabled := thinkingEnabled(request)
-	var all []*jinja.Dict
+	var all []*values.Dict
 	if strings.Contains(source, "thinking") {
 		all = append(all, dict("enable_thinking", enabled), dict("thinking", enabled),
 			dict("enable_thinking", enabled, "thinking", enabled))
@@ -145,7 +146,7 @@ var sglangMessagesRules = messagesRules{
 				return nil, nil
 			}
 			return []string{content}, nil
-		case *jinja.List:
+		case *values.List:
 			return sglangSystemBlocks(content)
 		}
 		return nil, errBlocks("system")
@@ -154,7 +155,7 @@ var sglangMessagesRules = messagesRules{
 		switch content := content.(type) {
 		case string:
 			texts = []string{content}
-		case *jinja.List:
+		case *values.List:
 			texts, err = sglangSystemBlocks(content)
 		default:
 			err = errBlocks("content")
@@ -169,10 +170,10 @@ var sglangMessagesRules = messagesRules{
 }
 
 // sglangSystemBlocks returns the texts of a system prompt's blocks that are not empty.
-func sglangSystemBlocks(blocks *jinja.List) ([]string, error) {
+func sglangSystemBlocks(blocks *values.List) ([]string, error) {
 	var texts []string
 	for _, item := range blocks.Items {
-		block, _ := item.(*jinja.Dict)
+		block, _ := item.(*values.Dict)
 		switch kind, _ := get[string](block, "type"); {
 		case kind == "text":
 			text, err := sglangBlockText(block)
@@ -192,7 +193,7 @@ func sglangSystemBlocks(blocks *jinja.List) ([]string, error) {
 }
 
 // sglangBlockText returns the text of a text block.
-func sglangBlockText(block *jinja.Dict) (string, error) {
+func sglangBlockText(block *values.Dict) (string, error) {
 	text, ok := get[string](block, "text")
 	if !ok {
 		return "", errRefused("a text block without text")
@@ -207,11 +208,11 @@ var sglangBlockTypes = []string{
 
 // addBlocksSGLang adds the messages that SGLang makes of one message. A user's tool results become messages of their
 // own, in their place among the other blocks.
-func addBlocksSGLang(c *messagesChat, role string, blocks *jinja.List) error {
+func addBlocksSGLang(c *messagesChat, role string, blocks *values.List) error {
 	var parts, calls []any
 	var reasoning []string
 	for _, item := range blocks.Items {
-		block, _ := item.(*jinja.Dict)
+		block, _ := item.(*values.Dict)
 		switch kind, _ := get[string](block, "type"); kind {
 		case "text":
 			text, err := sglangBlockText(block)
@@ -274,7 +275,7 @@ func addBlocksSGLang(c *messagesChat, role string, blocks *jinja.List) error {
 		converted.Set("reasoning_content", strings.Join(reasoning, "\n"))
 	}
 	if calls != nil {
-		converted.Set("tool_calls", jinja.NewList(calls...))
+		converted.Set("tool_calls", values.NewList(calls...))
 	}
 	switch {
 	case parts != nil:
@@ -290,8 +291,8 @@ func addBlocksSGLang(c *messagesChat, role string, blocks *jinja.List) error {
 }
 
 // sglangHasImage reports whether an image block holds an image.
-func sglangHasImage(block *jinja.Dict) bool {
-	source, _ := get[*jinja.Dict](block, "source")
+func sglangHasImage(block *values.Dict) bool {
+	source, _ := get[*values.Dict](block, "source")
 	key := "url"
 	if field(source, "type") == "base64" {
 		key = "data"
@@ -301,18 +302,18 @@ func sglangHasImage(block *jinja.Dict) bool {
 }
 
 // sglangToolUse returns a tool use as a tool call of the chat API.
-func sglangToolUse(block *jinja.Dict) (any, error) {
+func sglangToolUse(block *values.Dict) (any, error) {
 	id, _ := get[string](block, "id")
 	name, named := get[string](block, "name")
 	input, given := block.Get("input")
-	object, ok := input.(*jinja.Dict)
+	object, ok := input.(*values.Dict)
 	switch {
 	case id == "":
 		return nil, errNotReproduced("a tool use without id") // SGLang makes a random one
 	case !named || given && !ok:
 		return nil, errRefused("a tool use without a name and an input that is an object")
 	case object == nil:
-		object = jinja.NewDict()
+		object = values.NewDict()
 	case hasBigInteger(object):
 		return nil, errBigInteger
 	}
@@ -320,9 +321,9 @@ func sglangToolUse(block *jinja.Dict) (any, error) {
 }
 
 // sglangToolResult returns a tool result's content, as a tool's message has it, and its text.
-func sglangToolResult(c *messagesChat, block *jinja.Dict) (content any, text string, err error) {
+func sglangToolResult(c *messagesChat, block *values.Dict) (content any, text string, err error) {
 	given := field(block, "content")
-	list, isList := given.(*jinja.List)
+	list, isList := given.(*values.List)
 	text, isText := given.(string)
 	switch {
 	case given == nil || isText:
@@ -333,7 +334,7 @@ func sglangToolResult(c *messagesChat, block *jinja.Dict) (content any, text str
 	var parts []any
 	var texts []string
 	for _, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		switch kind, _ := get[string](part, "type"); {
 		case kind == "text":
 			text, err := sglangBlockText(part)

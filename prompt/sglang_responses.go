@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How SGLang turns a request to OpenAI's /v1/responses into a chat.
@@ -38,7 +38,7 @@ func (m *Model) chatOfResponsesSGLang(request *body.Request) (*body.Request, err
 		c.addSystem(dict("role", "system", "content", instructions))
 	}
 	for i, item := range items {
-		given, _ := item.(*jinja.Dict)
+		given, _ := item.(*values.Dict)
 		if err := c.add(given); err != nil {
 			return nil, fmt.Errorf("%w (input item %d)", err, i)
 		}
@@ -50,9 +50,9 @@ func (m *Model) chatOfResponsesSGLang(request *body.Request) (*body.Request, err
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("an empty input")
 	}
-	payload := dict("model", request.Model, "messages", jinja.NewList(c.messages...))
+	payload := dict("model", request.Model, "messages", values.NewList(c.messages...))
 	copyFields(payload, request.Body, "chat_template_kwargs")
-	if reasoning, _ := get[*jinja.Dict](request.Body, "reasoning"); reasoning != nil {
+	if reasoning, _ := get[*values.Dict](request.Body, "reasoning"); reasoning != nil {
 		if field(reasoning, "reasoning_effort") != nil {
 			return nil, errNotReproduced("reasoning.reasoning_effort")
 		}
@@ -74,9 +74,9 @@ func (m *Model) chatOfResponsesSGLang(request *body.Request) (*body.Request, err
 // dropOwnEffort removes the reasoning_effort among the template's variables where SGLang does not use it. For other
 // APIs it is the request's effort. Here encoders do not see it, unless the server has variables of its own, and the
 // request's effort wins over it; the latter holds for MiniMax M3, too.
-func (m *Model) dropOwnEffort(body *jinja.Dict) {
+func (m *Model) dropOwnEffort(body *values.Dict) {
 	encodes := m.native != nil && !m.native.LikeTemplate
-	given, _ := get[*jinja.Dict](body, "chat_template_kwargs")
+	given, _ := get[*values.Dict](body, "chat_template_kwargs")
 	if _, own := given.Get("reasoning_effort"); !own || !encodes && !m.preparesM3() {
 		return
 	}
@@ -94,16 +94,16 @@ var sglangUnusedTools = []string{
 
 // sglangResponsesTools sets the tools of a chat's body, to the functions among the request's tools, and its
 // tool_choice.
-func sglangResponsesTools(given, body *jinja.Dict) error {
+func sglangResponsesTools(given, body *values.Dict) error {
 	value, has := given.Get("tools")
-	list, ok := value.(*jinja.List)
+	list, ok := value.(*values.List)
 	if has && !ok {
 		return errRefused("tools is not a list")
 	}
 	var tools []any
 	var names []string
 	for i := range list.Len() {
-		tool, _ := list.Items[i].(*jinja.Dict)
+		tool, _ := list.Items[i].(*values.Dict)
 		kind, _ := get[string](tool, "type")
 		if kind == "custom" {
 			return errNotReproduced("a custom tool")
@@ -134,9 +134,9 @@ func sglangResponsesTools(given, body *jinja.Dict) error {
 		if choice == "none" {
 			return nil
 		}
-	case *jinja.Dict:
+	case *values.Dict:
 		name, _ := get[string](choice, "name")
-		if function, _ := get[*jinja.Dict](choice, "function"); name == "" {
+		if function, _ := get[*values.Dict](choice, "function"); name == "" {
 			name, _ = get[string](function, "name")
 		}
 		if kind, _ := choice.Get("type"); (kind == "function" || kind == "custom") && name != "" {
@@ -151,14 +151,14 @@ func sglangResponsesTools(given, body *jinja.Dict) error {
 		}
 	}
 	if tools != nil {
-		body.Set("tools", jinja.NewList(tools...))
+		body.Set("tools", values.NewList(tools...))
 	}
 	return nil
 }
 
 // isSystemItem reports whether an input item is a system's or developer's message.
 func isSystemItem(item any) bool {
-	d, _ := item.(*jinja.Dict)
+	d, _ := item.(*values.Dict)
 	return role(d) == "system" || role(d) == "developer"
 }
 
@@ -179,7 +179,7 @@ type sglangResponses struct {
 const maxUnpacked = 16 << 20
 
 // add adds an input item.
-func (c *sglangResponses) add(item *jinja.Dict) error {
+func (c *sglangResponses) add(item *values.Dict) error {
 	kind, typed := item.Get("type")
 	switch kind {
 	case "function_call":
@@ -187,7 +187,7 @@ func (c *sglangResponses) add(item *jinja.Dict) error {
 		if err != nil {
 			return err
 		}
-		c.appendMessage(dict("role", "assistant", "tool_calls", jinja.NewList(call)))
+		c.appendMessage(dict("role", "assistant", "tool_calls", values.NewList(call)))
 		return nil
 	case "function_call_output":
 		id, ok := get[string](item, "call_id")
@@ -217,7 +217,7 @@ func (c *sglangResponses) add(item *jinja.Dict) error {
 
 // appendMessage adds a message. An assistant's message joins the last message if open allows it and the phases are
 // equal.
-func (c *sglangResponses) appendMessage(message *jinja.Dict) {
+func (c *sglangResponses) appendMessage(message *values.Dict) {
 	last := c.last()
 	if role(message) != "assistant" || role(last) != "assistant" || !c.open {
 		c.messages, c.open = append(c.messages, message), true
@@ -242,16 +242,16 @@ func (c *sglangResponses) appendMessage(message *jinja.Dict) {
 		case isText && wasText:
 			last.Set("content", textBefore+"\n\n"+text)
 		default:
-			last.Set("content", jinja.NewList(slices.Concat(asParts(before), asParts(content))...))
+			last.Set("content", values.NewList(slices.Concat(asParts(before), asParts(content))...))
 		}
 	}
-	if calls, _ := get[*jinja.List](message, "tool_calls"); calls.Len() > 0 {
-		before, _ := get[*jinja.List](last, "tool_calls")
+	if calls, _ := get[*values.List](message, "tool_calls"); calls.Len() > 0 {
+		before, _ := get[*values.List](last, "tool_calls")
 		var all []any
 		if before != nil {
 			all = append(all, before.Items...)
 		}
-		last.Set("tool_calls", jinja.NewList(append(all, calls.Items...)...))
+		last.Set("tool_calls", values.NewList(append(all, calls.Items...)...))
 	}
 	if reasoning, _ := get[string](message, "reasoning_content"); reasoning != "" {
 		if before, _ := get[string](last, "reasoning_content"); before != "" {
@@ -262,11 +262,11 @@ func (c *sglangResponses) appendMessage(message *jinja.Dict) {
 }
 
 // last returns the last message; nil without messages.
-func (c *sglangResponses) last() *jinja.Dict {
+func (c *sglangResponses) last() *values.Dict {
 	if len(c.messages) == 0 {
 		return nil
 	}
-	last, _ := c.messages[len(c.messages)-1].(*jinja.Dict)
+	last, _ := c.messages[len(c.messages)-1].(*values.Dict)
 	return last
 }
 
@@ -277,7 +277,7 @@ func asParts(content any) []any {
 		if content != "" {
 			return []any{textPart(content)}
 		}
-	case *jinja.List:
+	case *values.List:
 		return content.Items
 	}
 	return nil
@@ -287,14 +287,14 @@ func asParts(content any) []any {
 const developerLabel = "Developer instructions:\n"
 
 // message adds a message.
-func (c *sglangResponses) message(item *jinja.Dict) error {
+func (c *sglangResponses) message(item *values.Dict) error {
 	role, _ := get[string](item, "role")
 	if !slices.Contains([]string{"user", "assistant", "system", "developer"}, role) ||
 		!onlyFields(item, "type", "id", "status", "role", "content", "phase", "summary") {
 		return errNotReproduced("such a message of the role " + role)
 	}
 	content := field(item, "content")
-	if list, isList := content.(*jinja.List); isList {
+	if list, isList := content.(*values.List); isList {
 		parts, err := sglangInputParts(list)
 		if err != nil {
 			return err
@@ -325,21 +325,21 @@ func (c *sglangResponses) message(item *jinja.Dict) error {
 
 // labelled returns a developer's content, a string or a list of text parts, with its label.
 func labelled(content any) any {
-	list, isList := content.(*jinja.List)
+	list, isList := content.(*values.List)
 	if !isList {
 		text, _ := content.(string)
 		return developerLabel + text
 	}
 	if list.Len() == 0 {
-		return jinja.NewList(textPart(strings.TrimSuffix(developerLabel, "\n")))
+		return values.NewList(textPart(strings.TrimSuffix(developerLabel, "\n")))
 	}
-	first, _ := list.Items[0].(*jinja.Dict)
+	first, _ := list.Items[0].(*values.Dict)
 	text, _ := get[string](first, "text")
-	return jinja.NewList(append([]any{textPart(developerLabel + text)}, list.Items[1:]...)...)
+	return values.NewList(append([]any{textPart(developerLabel + text)}, list.Items[1:]...)...)
 }
 
 // addSystem adds a system's message, in its place or to the first message.
-func (c *sglangResponses) addSystem(message *jinja.Dict) {
+func (c *sglangResponses) addSystem(message *values.Dict) {
 	if c.inPlace {
 		c.messages, c.open = append(c.messages, message), true
 		return
@@ -351,17 +351,17 @@ func (c *sglangResponses) addSystem(message *jinja.Dict) {
 		return
 	}
 	for _, part := range asParts(content) {
-		part, _ := part.(*jinja.Dict)
+		part, _ := part.(*values.Dict)
 		text, _ := get[string](part, "text")
 		c.system = append(c.system, text)
 	}
 }
 
 // sglangInputParts returns a message's parts. Parts other than text are an error.
-func sglangInputParts(list *jinja.List) (*jinja.List, error) {
+func sglangInputParts(list *values.List) (*values.List, error) {
 	parts := make([]any, list.Len())
 	for i, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		text, ok := get[string](part, "text")
 		switch kind, _ := get[string](part, "type"); kind {
 		case "input_text", "output_text", "text":
@@ -373,13 +373,13 @@ func sglangInputParts(list *jinja.List) (*jinja.List, error) {
 		}
 		parts[i] = textPart(text)
 	}
-	return jinja.NewList(parts...), nil
+	return values.NewList(parts...), nil
 }
 
 // sglangOutput returns a function's output as one text.
-func sglangOutput(item *jinja.Dict) (string, error) {
+func sglangOutput(item *values.Dict) (string, error) {
 	output, _ := item.Get("output")
-	list, isList := output.(*jinja.List)
+	list, isList := output.(*values.List)
 	if text, ok := output.(string); ok || !isList {
 		if !ok {
 			return "", errNotReproduced("an output of another type")
@@ -396,7 +396,7 @@ func sglangOutput(item *jinja.Dict) (string, error) {
 
 // sglangResponsesCall returns a function call as a tool call of the chat API. Arguments that are not an object become
 // {}.
-func sglangResponsesCall(item *jinja.Dict) (any, error) {
+func sglangResponsesCall(item *values.Dict) (any, error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
 	if !isID || id == "" || !isName {
@@ -413,9 +413,9 @@ func sglangResponsesCall(item *jinja.Dict) (any, error) {
 		}
 		arguments = value
 	}
-	object, ok := arguments.(*jinja.Dict)
+	object, ok := arguments.(*values.Dict)
 	if !ok {
-		object = jinja.NewDict()
+		object = values.NewDict()
 	}
 	if hasBigInteger(object) {
 		return nil, errBigInteger
@@ -425,16 +425,16 @@ func sglangResponsesCall(item *jinja.Dict) (any, error) {
 
 // reasoning returns the text of a reasoning item: its summary, else its content, else what SGLang itself packed into
 // encrypted_content, where it only compresses it; "" if there is none.
-func (c *sglangResponses) reasoning(item *jinja.Dict) (string, error) {
+func (c *sglangResponses) reasoning(item *values.Dict) (string, error) {
 	for _, name := range []string{"summary", "content"} {
 		value, _ := item.Get(name)
-		list, ok := value.(*jinja.List)
+		list, ok := value.(*values.List)
 		if value != nil && !ok {
 			return "", errNotReproduced("such reasoning")
 		}
 		var texts []string
 		for i := range list.Len() {
-			part, _ := list.Items[i].(*jinja.Dict)
+			part, _ := list.Items[i].(*values.Dict)
 			text, ok := get[string](part, "text")
 			if !ok {
 				return "", errNotReproduced("such reasoning")
@@ -454,7 +454,7 @@ func (c *sglangResponses) reasoning(item *jinja.Dict) (string, error) {
 type packedReasoning struct{ bytes int64 }
 
 // unpack returns the reasoning in an item's encrypted_content; "" if SGLang cannot read it either.
-func (p *packedReasoning) unpack(item *jinja.Dict) (string, error) {
+func (p *packedReasoning) unpack(item *values.Dict) (string, error) {
 	packed, _ := get[string](item, "encrypted_content")
 	packed, own := strings.CutPrefix(packed, "sglang-reasoning-v1.")
 	if !own {

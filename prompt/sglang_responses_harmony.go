@@ -9,6 +9,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How SGLang turns a request to OpenAI's /v1/responses for gpt-oss into a harmony conversation. Its other APIs use the
@@ -34,10 +35,10 @@ func (m *Model) harmonyOfSGLang(
 	}
 	choice, given := request.Body.Get("tool_choice")
 	switch choice := choice.(type) {
-	case *jinja.Dict:
+	case *values.Dict:
 		kind, _ := choice.Get("type")
 		name, _ := get[string](choice, "name")
-		if function, _ := get[*jinja.Dict](choice, "function"); name == "" {
+		if function, _ := get[*values.Dict](choice, "function"); name == "" {
 			name, _ = get[string](function, "name")
 		}
 		if name != "" && (kind == "function" || kind == "custom") {
@@ -49,7 +50,7 @@ func (m *Model) harmonyOfSGLang(
 		}
 	}
 	level := "medium"
-	reasoning, _ := get[*jinja.Dict](request.Body, "reasoning")
+	reasoning, _ := get[*values.Dict](request.Body, "reasoning")
 	effort, _ := get[string](reasoning, "effort")
 	if known, ok := sglangEfforts[effort]; ok {
 		level = known
@@ -75,7 +76,7 @@ func (m *Model) harmonyOfSGLang(
 	}
 	c := &sglangHarmony{ctx: ctx, limits: limits(request), names: map[string]string{}}
 	for i, item := range items {
-		given, ok := item.(*jinja.Dict)
+		given, ok := item.(*values.Dict)
 		if !ok {
 			return nil, errRefused("input[%d] is not an object", i)
 		}
@@ -90,15 +91,15 @@ func (m *Model) harmonyOfSGLang(
 
 // sglangHarmonyTools returns the functions among a request's tools in the form of the chat API; nil for none. SGLang
 // leaves out tools of most other types.
-func sglangHarmonyTools(body *jinja.Dict) (*jinja.List, error) {
+func sglangHarmonyTools(body *values.Dict) (*values.List, error) {
 	value, has := body.Get("tools")
-	list, ok := value.(*jinja.List)
+	list, ok := value.(*values.List)
 	if has && !ok {
 		return nil, errRefused("tools is not a list")
 	}
 	var tools []any
 	for i := range list.Len() {
-		tool, _ := list.Items[i].(*jinja.Dict)
+		tool, _ := list.Items[i].(*values.Dict)
 		kind, _ := get[string](tool, "type")
 		switch {
 		case slices.Contains(sglangServerTools, kind):
@@ -118,7 +119,7 @@ func sglangHarmonyTools(body *jinja.Dict) (*jinja.List, error) {
 	if tools == nil {
 		return nil, nil
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // dropEarlyAnalysis removes the messages of the channel "analysis" before the first final response, if the assistant's
@@ -148,7 +149,7 @@ type sglangHarmony struct {
 }
 
 // item returns the message of an input item.
-func (c *sglangHarmony) item(item *jinja.Dict) (message harmonyMessage, err error) {
+func (c *sglangHarmony) item(item *values.Dict) (message harmonyMessage, err error) {
 	kind, typed := item.Get("type")
 	switch kind {
 	case "function_call", "custom_tool_call":
@@ -177,7 +178,7 @@ func (c *sglangHarmony) item(item *jinja.Dict) (message harmonyMessage, err erro
 }
 
 // call returns the message of a call.
-func (c *sglangHarmony) call(item *jinja.Dict, custom bool) (message harmonyMessage, err error) {
+func (c *sglangHarmony) call(item *values.Dict, custom bool) (message harmonyMessage, err error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
 	argument := "arguments"
@@ -203,16 +204,16 @@ func (c *sglangHarmony) call(item *jinja.Dict, custom bool) (message harmonyMess
 
 // reasoning returns the text of a reasoning item: its summary, else its content, else what SGLang itself packed into
 // encrypted_content.
-func (c *sglangHarmony) reasoning(item *jinja.Dict) (string, error) {
+func (c *sglangHarmony) reasoning(item *values.Dict) (string, error) {
 	for _, name := range []string{"summary", "content"} {
 		value, _ := item.Get(name)
-		list, ok := value.(*jinja.List)
+		list, ok := value.(*values.List)
 		if value != nil && !ok {
 			return "", errNotReproduced("such reasoning")
 		}
 		texts := make([]string, list.Len())
 		for i := range texts {
-			part, _ := list.Items[i].(*jinja.Dict)
+			part, _ := list.Items[i].(*values.Dict)
 			if texts[i], ok = get[string](part, "text"); !ok {
 				return "", errNotReproduced("such reasoning")
 			}
@@ -225,7 +226,7 @@ func (c *sglangHarmony) reasoning(item *jinja.Dict) (string, error) {
 }
 
 // sglangHarmonyMessage returns the message of a message item.
-func sglangHarmonyMessage(item *jinja.Dict) (harmonyMessage, error) {
+func sglangHarmonyMessage(item *values.Dict) (harmonyMessage, error) {
 	role, _ := get[string](item, "role")
 	if !slices.Contains([]string{"user", "assistant", "system", "developer"}, role) ||
 		!onlyFields(item, "type", "id", "status", "role", "content", "phase", "summary") {
@@ -235,13 +236,13 @@ func sglangHarmonyMessage(item *jinja.Dict) (harmonyMessage, error) {
 	switch content := field(item, "content").(type) {
 	case string:
 		message.texts = []string{content}
-	case *jinja.List:
+	case *values.List:
 		parts, err := sglangInputParts(content)
 		if err != nil {
 			return message, err
 		}
 		for _, item := range parts.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			text, _ := get[string](part, "text")
 			message.texts = append(message.texts, text)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"kvepp/internal/boundedfile"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // chatTemplate is a compiled template and how the engine calls it.
@@ -53,8 +54,8 @@ func namedTemplates(raw json.RawMessage) ([]namedTemplate, error) {
 	if json.Unmarshal(raw, &list) == nil {
 		return list, nil
 	}
-	value, err := jinja.ParseJSON(raw) // it keeps the order of the names
-	byName, ok := value.(*jinja.Dict)
+	value, err := values.ParseJSON(raw) // it keeps the order of the names
+	byName, ok := value.(*values.Dict)
 	if err != nil || !ok {
 		return nil, errors.New("neither a string nor a list of named templates")
 	}
@@ -265,12 +266,12 @@ func parseEfforts(text string) (map[string]string, error) {
 }
 
 // parseKwargs reads Options.DefaultChatTemplateKwargs.
-func parseKwargs(text string) (*jinja.Dict, error) {
-	value, err := jinja.ParseJSON([]byte(text))
+func parseKwargs(text string) (*values.Dict, error) {
+	value, err := values.ParseJSON([]byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("prompt: default chat template kwargs: %w", err)
 	}
-	kwargs, ok := value.(*jinja.Dict)
+	kwargs, ok := value.(*values.Dict)
 	if !ok {
 		return nil, errors.New("prompt: default chat template kwargs are not a JSON object")
 	}

@@ -12,6 +12,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // chatRequest parses a chat request with these messages and further fields.
@@ -167,7 +168,7 @@ func TestTokenizeLeavesRequest(t *testing.T) {
 	if err != nil || fmt.Sprint(first) != fmt.Sprint(second) {
 		t.Errorf("first %v, then %v, %v", first, second, err)
 	}
-	message := request.Messages.Items[1].(*jinja.Dict)
+	message := request.Messages.Items[1].(*values.Dict)
 	if content, _ := message.Get("content"); content != "y" || message.Len() != 3 {
 		t.Errorf("the request changed: content %v, %d fields", content, message.Len())
 	}

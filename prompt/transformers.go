@@ -9,6 +9,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Transformers' apply_chat_template, which every engine written in Python calls. Source: transformers 5.20.2,
@@ -33,9 +34,9 @@ const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 type chat struct {
 	messages []any
 	// tools and documents are nil for Python's None.
-	tools, documents *jinja.List
+	tools, documents *values.List
 	// kwargs are further variables. They win over the named special tokens.
-	kwargs               *jinja.Dict
+	kwargs               *values.Dict
 	addGenerationPrompt  bool
 	continueFinalMessage bool
 	limits               jinja.Limits
@@ -56,7 +57,7 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 		if c.addGenerationPrompt {
 			return "", errContinuePrompt
 		}
-		last, _ := messages[len(messages)-1].(*jinja.Dict)
+		last, _ := messages[len(messages)-1].(*values.Dict)
 		tagged, text, err := tagFinal(last)
 		if err != nil || !strings.Contains(t.source, "content") {
 			return "", errNotContinued
@@ -65,7 +66,7 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 		messages[len(messages)-1] = tagged
 	}
 	vars := m.templateVars(c.kwargs)
-	vars.Set("messages", jinja.NewList(messages...))
+	vars.Set("messages", values.NewList(messages...))
 	vars.Set("tools", listOrNone(c.tools))
 	vars.Set("documents", listOrNone(c.documents))
 	vars.Set("add_generation_prompt", c.addGenerationPrompt)
@@ -83,8 +84,8 @@ func (m *Model) apply(ctx context.Context, t *chatTemplate, c *chat) (string, er
 
 // templateVars returns the variables of every chat: the named special tokens and kwargs. If both have a name, kwargs
 // wins.
-func (m *Model) templateVars(kwargs *jinja.Dict) *jinja.Dict {
-	vars := jinja.NewDict()
+func (m *Model) templateVars(kwargs *values.Dict) *values.Dict {
+	vars := values.NewDict()
 	for name, token := range m.specialNames {
 		vars.Set(name, token)
 	}
@@ -97,16 +98,16 @@ func (m *Model) templateVars(kwargs *jinja.Dict) *jinja.Dict {
 }
 
 // tagFinal returns the final message with continueTag behind its text, and that text.
-func tagFinal(message *jinja.Dict) (*jinja.Dict, string, error) {
+func tagFinal(message *values.Dict) (*values.Dict, string, error) {
 	content, _ := message.Get("content")
 	switch content := content.(type) {
 	case string:
 		message = message.Clone()
 		message.Set("content", content+continueTag)
 		return message, content, nil
-	case *jinja.List:
+	case *values.List:
 		for i, item := range slices.Backward(content.Items) {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			text, ok := get[string](part, "text")
 			if !ok {
 				continue
@@ -116,7 +117,7 @@ func tagFinal(message *jinja.Dict) (*jinja.Dict, string, error) {
 			parts := slices.Clone(content.Items)
 			parts[i] = part
 			message = message.Clone()
-			message.Set("content", jinja.NewList(parts...))
+			message.Set("content", values.NewList(parts...))
 			return message, text, nil
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How TensorRT-LLM's OpenAI server (trtllm-serve) prepares and renders a chat: pydantic reads the body, then the server
@@ -34,7 +34,7 @@ func givenTRTLLM(request *body.Request) ([][]kvblock.Token, error) {
 	if v == nil || request.API != body.ChatCompletions {
 		return nil, nil
 	}
-	list, _ := v.(*jinja.TokenIDs)
+	list, _ := v.(*values.TokenIDs)
 	ids, ok := tokenList(list)
 	if !ok || len(ids) == 0 {
 		return nil, errRefused("prompt_token_ids is not a list of token ids")
@@ -75,11 +75,11 @@ func (m *Model) renderTRTLLM(ctx context.Context, request *body.Request) (string
 	// not have, the server reads all of them again from the JSON.
 	typed := true
 	for _, item := range request.Messages.Items {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		typed = typed && trtllmReadsTyped(message)
 	}
 	for _, item := range request.Messages.Items {
-		given, _ := item.(*jinja.Dict)
+		given, _ := item.(*values.Dict)
 		message, err := trtllmMessage(given, typed)
 		if err != nil {
 			return "", err
@@ -99,7 +99,7 @@ func (c *chat) kwargsTRTLLM(request *body.Request) error {
 	if err != nil {
 		return err
 	}
-	c.kwargs = jinja.NewDict()
+	c.kwargs = values.NewDict()
 	for k, v := range given.All() {
 		name, _ := k.(string)
 		switch name {
@@ -124,19 +124,19 @@ func (c *chat) kwargsTRTLLM(request *body.Request) error {
 
 // trtllmTools returns the tools as pydantic's model_dump prints them: only known fields, with their defaults; nil
 // without tools. tool_choice does not change them.
-func trtllmTools(request *body.Request) (*jinja.List, error) {
+func trtllmTools(request *body.Request) (*values.List, error) {
 	given := field(request.Body, "tools")
 	if given == nil {
 		return nil, nil
 	}
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if !ok {
 		return nil, errRefused("tools is not a list")
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, ok := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, ok := get[*values.Dict](tool, "function")
 		name, named := get[string](function, "name")
 		if kind, given := tool.Get("type"); !ok || !named || given && kind != "function" ||
 			!onlyFields(tool, "type", "function") ||
@@ -146,7 +146,7 @@ func trtllmTools(request *body.Request) (*jinja.List, error) {
 		description, parameters := field(function, "description"), field(function, "parameters")
 		strict := field(function, "strict")
 		_, isText := description.(string)
-		_, isObject := parameters.(*jinja.Dict)
+		_, isObject := parameters.(*values.Dict)
 		if description != nil && !isText || parameters != nil && !isObject {
 			return nil, errRefused("tools[%d] has a description or parameters of another type", i)
 		}
@@ -156,21 +156,21 @@ func trtllmTools(request *body.Request) (*jinja.List, error) {
 		tools[i] = dict("type", "function", "function",
 			dict("name", name, "description", description, "parameters", parameters, "strict", strict))
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // trtllmDocuments returns the documents, which are objects of strings; nil without documents.
-func trtllmDocuments(request *body.Request) (*jinja.List, error) {
+func trtllmDocuments(request *body.Request) (*values.List, error) {
 	given := field(request.Body, "documents")
 	if given == nil {
 		return nil, nil
 	}
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if !ok {
 		return nil, errRefused("documents is not a list")
 	}
 	for i, item := range list.Items {
-		document, ok := item.(*jinja.Dict)
+		document, ok := item.(*values.Dict)
 		for _, v := range document.All() {
 			_, isText := v.(string)
 			ok = ok && isText
@@ -187,8 +187,8 @@ var assistantFields = []string{"role", "content", "name", "refusal", "audio", "f
 
 // trtllmTyped reports whether pydantic reads a message as OpenAI's assistant message with tool calls. It reads every
 // other message as one of any fields.
-func trtllmTyped(message *jinja.Dict) bool {
-	calls, _ := get[*jinja.List](message, "tool_calls")
+func trtllmTyped(message *values.Dict) bool {
+	calls, _ := get[*values.List](message, "tool_calls")
 	if role(message) != "assistant" || calls == nil || !onlyFields(message, assistantFields...) ||
 		firstField(message, "audio", "function_call") != nil {
 		return false
@@ -200,12 +200,12 @@ func trtllmTyped(message *jinja.Dict) bool {
 
 // trtllmReadsTyped reports whether the lists in a message are valid for pydantic, which validates them only while the
 // server reads them: an assistant's tool calls, and the content parts of any message.
-func trtllmReadsTyped(message *jinja.Dict) bool {
-	parts, _ := get[*jinja.List](message, "content")
+func trtllmReadsTyped(message *values.Dict) bool {
+	parts, _ := get[*values.List](message, "content")
 	typed := trtllmTyped(message)
 	if parts != nil {
 		for _, item := range parts.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			if kind, _ := get[string](part, "type"); kind == "" ||
 				typed && !(kind == "text" && onlyFields(part, "type", "text")) {
 				return false
@@ -215,10 +215,10 @@ func trtllmReadsTyped(message *jinja.Dict) bool {
 	if !typed {
 		return true
 	}
-	calls, _ := get[*jinja.List](message, "tool_calls")
+	calls, _ := get[*values.List](message, "tool_calls")
 	for _, item := range calls.Items {
-		call, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](call, "function")
+		call, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](call, "function")
 		_, identified := get[string](call, "id")
 		_, named := get[string](function, "name")
 		_, argued := get[string](function, "arguments")
@@ -232,7 +232,7 @@ func trtllmReadsTyped(message *jinja.Dict) bool {
 
 // trtllmMessage returns one message: its role, its texts joined by newlines, an empty list of media, and then the
 // further fields of its role. typed says that the messages come from pydantic, not from the JSON.
-func trtllmMessage(given *jinja.Dict, typed bool) (*jinja.Dict, error) {
+func trtllmMessage(given *values.Dict, typed bool) (*values.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return nil, errRefused("a message without a role")
@@ -241,7 +241,7 @@ func trtllmMessage(given *jinja.Dict, typed bool) (*jinja.Dict, error) {
 	if err != nil {
 		return nil, err
 	}
-	message := dict("role", role, "content", text, "media", jinja.NewList())
+	message := dict("role", role, "content", text, "media", values.NewList())
 	switch role {
 	case "assistant":
 		if reasoning := firstField(given, "reasoning", "reasoning_content"); reasoning != nil {
@@ -267,17 +267,17 @@ func trtllmMessage(given *jinja.Dict, typed bool) (*jinja.Dict, error) {
 }
 
 // trtllmText returns a message's texts that are not empty, joined by newlines.
-func trtllmText(message *jinja.Dict) (string, error) {
+func trtllmText(message *values.Dict) (string, error) {
 	switch content := field(message, "content").(type) {
 	case nil:
 		return "", nil
 	case string:
 		return content, nil
-	case *jinja.List:
+	case *values.List:
 		var texts []string
 		for _, item := range content.Items {
 			text, isString := item.(string)
-			if part, isPart := item.(*jinja.Dict); isPart {
+			if part, isPart := item.(*values.Dict); isPart {
 				if !isText(part) {
 					return "", ErrMedia
 				}
@@ -293,7 +293,7 @@ func trtllmText(message *jinja.Dict) (string, error) {
 			}
 		}
 		return strings.Join(texts, "\n"), nil
-	case *jinja.Dict:
+	case *values.Dict:
 		return "", errNotReproduced("content that is an object on TensorRT-LLM") // the server takes its keys for texts
 	}
 	return "", errRefused("content is neither a string nor a list of parts")
@@ -304,12 +304,12 @@ var trtllmCallOrder = callOrder{call: []string{"id", "type", "function"}, functi
 
 // trtllmToolCalls returns tool calls with arguments as objects. If typed is set, their fields have the order of
 // OpenAI's types.
-func trtllmToolCalls(value any, typed bool) (*jinja.List, error) {
+func trtllmToolCalls(value any, typed bool) (*values.List, error) {
 	order := trtllmCallOrder
 	if typed {
 		order = pydanticCallOrder
 	}
-	return convertToolCalls(value, func(i int, call, function *jinja.Dict) (*jinja.Dict, error) {
+	return convertToolCalls(value, func(i int, call, function *values.Dict) (*values.Dict, error) {
 		for _, v := range []any{field(call, "id"), field(call, "type"), field(function, "name")} {
 			if _, isString := v.(string); v != nil && !isString {
 				return nil, errRefused("tool_calls[%d] has an id, a type or a name that is not a string", i)
@@ -324,11 +324,11 @@ func trtllmToolCalls(value any, typed bool) (*jinja.List, error) {
 }
 
 // trtllmArguments returns a call's arguments as an object.
-func trtllmArguments(given any) (*jinja.Dict, error) {
+func trtllmArguments(given any) (*values.Dict, error) {
 	switch given := given.(type) {
 	case nil:
-		return jinja.NewDict(), nil
-	case *jinja.Dict:
+		return values.NewDict(), nil
+	case *values.Dict:
 		return given, nil
 	case string:
 		value, malformed, err := readArguments(given)
@@ -339,7 +339,7 @@ func trtllmArguments(given any) (*jinja.Dict, error) {
 			// Some versions refuse them, and others leave the text as it is.
 			return nil, errNotReproduced("tool call arguments that are not JSON on TensorRT-LLM")
 		}
-		if object, ok := value.(*jinja.Dict); ok {
+		if object, ok := value.(*values.Dict); ok {
 			return object, nil
 		}
 	}

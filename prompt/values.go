@@ -5,23 +5,23 @@ import (
 	"slices"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Helpers for JSON values, which all engines' rules use. Every accessor takes a nil object for an empty one.
 
 // get returns a field if the object has it and its value is of type T.
-func get[T any](d *jinja.Dict, key string) (T, bool) {
+func get[T any](d *values.Dict, key string) (T, bool) {
 	v, _ := d.Get(key)
 	t, ok := v.(T)
 	return t, ok
 }
 
 // field returns a field's value; nil if it is absent or null.
-func field(d *jinja.Dict, name string) any { v, _ := d.Get(name); return v }
+func field(d *values.Dict, name string) any { v, _ := d.Get(name); return v }
 
 // firstField returns the first of the named fields that is not null; nil if there is none.
-func firstField(d *jinja.Dict, names ...string) any {
+func firstField(d *values.Dict, names ...string) any {
 	for _, name := range names {
 		if v := field(d, name); v != nil {
 			return v
@@ -31,7 +31,7 @@ func firstField(d *jinja.Dict, names ...string) any {
 }
 
 // copyFields copies the named fields that are not null.
-func copyFields(to, from *jinja.Dict, names ...string) {
+func copyFields(to, from *values.Dict, names ...string) {
 	for _, name := range names {
 		if v := field(from, name); v != nil {
 			to.Set(name, v)
@@ -40,9 +40,9 @@ func copyFields(to, from *jinja.Dict, names ...string) {
 }
 
 // objectField returns a field that is an object; nil if it is absent or null.
-func objectField(d *jinja.Dict, name string) (*jinja.Dict, error) {
+func objectField(d *values.Dict, name string) (*values.Dict, error) {
 	v := field(d, name)
-	object, ok := v.(*jinja.Dict)
+	object, ok := v.(*values.Dict)
 	if v != nil && !ok {
 		return nil, errRefused("%s is not an object", name)
 	}
@@ -50,7 +50,7 @@ func objectField(d *jinja.Dict, name string) (*jinja.Dict, error) {
 }
 
 // onlyFields reports whether an object has no fields except the named ones.
-func onlyFields(d *jinja.Dict, names ...string) bool {
+func onlyFields(d *values.Dict, names ...string) bool {
 	for k := range d.All() {
 		if name, _ := k.(string); !slices.Contains(names, name) {
 			return false
@@ -60,8 +60,8 @@ func onlyFields(d *jinja.Dict, names ...string) bool {
 }
 
 // without returns an object without the named fields.
-func without(d *jinja.Dict, names ...string) *jinja.Dict {
-	kept := jinja.NewDict()
+func without(d *values.Dict, names ...string) *values.Dict {
+	kept := values.NewDict()
 	for k, v := range d.All() {
 		if name, _ := k.(string); !slices.Contains(names, name) {
 			kept.Set(name, v)
@@ -72,8 +72,8 @@ func without(d *jinja.Dict, names ...string) *jinja.Dict {
 
 // inOrder returns an object with the named fields first, in that order, and then the others. Pydantic orders a
 // TypedDict that allows further fields like this.
-func inOrder(d *jinja.Dict, names ...string) *jinja.Dict {
-	ordered := jinja.NewDict()
+func inOrder(d *values.Dict, names ...string) *values.Dict {
+	ordered := values.NewDict()
 	for _, name := range names {
 		if v, ok := d.Get(name); ok {
 			ordered.Set(name, v)
@@ -88,10 +88,10 @@ func inOrder(d *jinja.Dict, names ...string) *jinja.Dict {
 }
 
 // dict returns an object of alternating keys, which are strings, and values.
-func dict(keysAndValues ...any) *jinja.Dict { return jinja.DictOf(keysAndValues...) }
+func dict(keysAndValues ...any) *values.Dict { return values.DictOf(keysAndValues...) }
 
 // listOrNone returns nil, Python's None, for a nil list.
-func listOrNone(list *jinja.List) any {
+func listOrNone(list *values.List) any {
 	if list == nil {
 		return nil
 	}
@@ -100,22 +100,22 @@ func listOrNone(list *jinja.List) any {
 
 // role returns a message's role; "" if it has none.
 func role(message any) string {
-	d, _ := message.(*jinja.Dict)
+	d, _ := message.(*values.Dict)
 	role, _ := get[string](d, "role")
 	return role
 }
 
 // textPart returns a content part that holds a text.
-func textPart(text string) *jinja.Dict { return dict("type", "text", "text", text) }
+func textPart(text string) *values.Dict { return dict("type", "text", "text", text) }
 
 // isText reports whether a content part is of type text.
-func isText(part *jinja.Dict) bool { return field(part, "type") == "text" }
+func isText(part *values.Dict) bool { return field(part, "type") == "text" }
 
 // joinTexts joins the texts of a list of text parts; false if the list has another part.
-func joinTexts(list *jinja.List, separator string) (string, bool) {
+func joinTexts(list *values.List, separator string) (string, bool) {
 	texts := make([]string, len(list.Items))
 	for i, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		if !isText(part) {
 			return "", false
 		}
@@ -125,23 +125,23 @@ func joinTexts(list *jinja.List, separator string) (string, bool) {
 }
 
 // functionCall returns a tool call as the chat API has it.
-func functionCall(id, name, arguments any) *jinja.Dict {
+func functionCall(id, name, arguments any) *values.Dict {
 	return dict("id", id, "type", "function", "function", dict("name", name, "arguments", arguments))
 }
 
 // convertToolCalls returns a message's tool calls as convert returns each. Every call has a function.
 func convertToolCalls(
 	value any,
-	convert func(i int, call, function *jinja.Dict) (*jinja.Dict, error),
-) (*jinja.List, error) {
-	given, ok := value.(*jinja.List)
+	convert func(i int, call, function *values.Dict) (*values.Dict, error),
+) (*values.List, error) {
+	given, ok := value.(*values.List)
 	if !ok {
 		return nil, errRefused("tool_calls is not a list")
 	}
 	calls := make([]any, len(given.Items))
 	for i, item := range given.Items {
-		call, _ := item.(*jinja.Dict)
-		function, ok := get[*jinja.Dict](call, "function")
+		call, _ := item.(*values.Dict)
+		function, ok := get[*values.Dict](call, "function")
 		if !ok {
 			return nil, errRefused("tool_calls[%d] has no function", i)
 		}
@@ -151,7 +151,7 @@ func convertToolCalls(
 		}
 		calls[i] = converted
 	}
-	return jinja.NewList(calls...), nil
+	return values.NewList(calls...), nil
 }
 
 // toolFields are the fields of a tool that vLLM's and SGLang's models know; nil where the tool has none.
@@ -162,7 +162,7 @@ type toolFields struct {
 }
 
 // readToolFields reads tool, whose function is function.
-func readToolFields(tool, function *jinja.Dict) (toolFields, error) {
+func readToolFields(tool, function *values.Dict) (toolFields, error) {
 	f := toolFields{
 		name: field(function, "name"), description: field(function, "description"),
 		parameters: field(function, "parameters"), strict: field(function, "strict"),
@@ -180,7 +180,7 @@ func readToolFields(tool, function *jinja.Dict) (toolFields, error) {
 }
 
 // setFlag sets a field unless the value is nil.
-func setFlag(d *jinja.Dict, name string, value any) {
+func setFlag(d *values.Dict, name string, value any) {
 	if value != nil {
 		d.Set(name, value)
 	}
@@ -191,9 +191,9 @@ func hasBigInteger(v any) bool {
 	switch v := v.(type) {
 	case *big.Int:
 		return !v.IsUint64()
-	case *jinja.List:
+	case *values.List:
 		return slices.ContainsFunc(v.Items, hasBigInteger)
-	case *jinja.Dict:
+	case *values.Dict:
 		for _, value := range v.All() {
 			if hasBigInteger(value) {
 				return true

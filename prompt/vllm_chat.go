@@ -10,7 +10,7 @@ import (
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
 	"kvepp/prompt/encoders"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How vLLM's OpenAI server prepares and renders a chat: pydantic reads the body, then vLLM parses the messages.
@@ -35,9 +35,9 @@ func (m *Model) givenVLLM(request *body.Request) ([][]kvblock.Token, error) {
 			return nil, errNotReproduced(name)
 		}
 	}
-	transfer, _ := get[*jinja.Dict](request.Body, "kv_transfer_params")
-	list, isIDs := get[*jinja.TokenIDs](transfer, "prompt_token_ids")
-	_, isList := get[*jinja.List](transfer, "prompt_token_ids")
+	transfer, _ := get[*values.Dict](request.Body, "kv_transfer_params")
+	list, isIDs := get[*values.TokenIDs](transfer, "prompt_token_ids")
+	_, isList := get[*values.List](transfer, "prompt_token_ids")
 	if !isIDs && !isList || request.API != body.ChatCompletions || request.HasMedia ||
 		field(request.Body, "echo") == true {
 		return nil, nil
@@ -50,7 +50,7 @@ func (m *Model) givenVLLM(request *body.Request) ([][]kvblock.Token, error) {
 }
 
 // tokenList returns the ids of a list; false if the list holds anything else.
-func tokenList(list *jinja.TokenIDs) ([]kvblock.Token, bool) {
+func tokenList(list *values.TokenIDs) ([]kvblock.Token, bool) {
 	if list == nil || list.Bad >= 0 {
 		return nil, false
 	}
@@ -84,7 +84,7 @@ func (m *Model) renderVLLM(ctx context.Context, request *body.Request) (string, 
 
 // vllmChat returns a chat without its messages, and the template that the request brings; nil if it brings none.
 func (m *Model) vllmChat(request *body.Request) (c *chat, own any, err error) {
-	processor, _ := get[*jinja.Dict](request.Body, "mm_processor_kwargs")
+	processor, _ := get[*values.Dict](request.Body, "mm_processor_kwargs")
 	if audio := field(processor, "use_audio_in_video"); request.HasMedia && audio != nil && audio != false {
 		return nil, nil, errNotReproduced("use_audio_in_video")
 	}
@@ -98,14 +98,14 @@ func (m *Model) vllmChat(request *body.Request) (c *chat, own any, err error) {
 		return nil, nil, err
 	}
 	if tools, given := kwargs.Get("tools"); given { // chat_template_kwargs win over the request's own
-		list, ok := tools.(*jinja.List)
+		list, ok := tools.(*values.List)
 		if !ok {
 			return nil, nil, errRefused("chat_template_kwargs.tools is not a list")
 		}
 		c.tools = list
 	}
 	if field(request.Body, "documents") == nil {
-		c.documents, _ = get[*jinja.List](kwargs, "documents")
+		c.documents, _ = get[*values.List](kwargs, "documents")
 	} else {
 		c.documents = request.Documents
 	}
@@ -141,9 +141,9 @@ func (m *Model) nativeVLLM(request *body.Request) (*encoders.Chat, error) {
 }
 
 // vllmRawMessage returns a message as vLLM hands it to an encoder that gets the request's own messages.
-func vllmRawMessage(given *jinja.Dict, _ bool) (*jinja.Dict, error) {
+func vllmRawMessage(given *values.Dict, _ bool) (*values.Dict, error) {
 	if name, has := given.Get("name"); has && name == nil {
-		if _, isList := get[*jinja.List](given, "content"); isList {
+		if _, isList := get[*values.List](given, "content"); isList {
 			return nil, errRefused("parts beside a name that is null") // they are an iterator, not a list
 		}
 	}
@@ -151,9 +151,9 @@ func vllmRawMessage(given *jinja.Dict, _ bool) (*jinja.Dict, error) {
 	if _, isText := reasoning.(string); reasoning != nil && !isText {
 		return nil, errNotReproduced("reasoning that is not a string")
 	}
-	content, _ := get[*jinja.List](given, "content")
+	content, _ := get[*values.List](given, "content")
 	for i := range content.Len() {
-		part, isObject := content.Items[i].(*jinja.Dict)
+		part, isObject := content.Items[i].(*values.Dict)
 		text, hasText := part.Get("text")
 		if _, isText := text.(string); !isObject || field(part, "uuid") != nil || hasText && !isText {
 			return nil, errNotReproduced("such a content part")
@@ -218,8 +218,8 @@ var transformersParameters = []string{
 }
 
 // vllmKwargs returns the template's variables except messages, tools and documents.
-func (m *Model) vllmKwargs(request *body.Request) (*jinja.Dict, error) {
-	kwargs := jinja.NewDict()
+func (m *Model) vllmKwargs(request *body.Request) (*values.Dict, error) {
+	kwargs := values.NewDict()
 	given, err := objectField(request.Body, "chat_template_kwargs")
 	if err != nil {
 		return nil, err
@@ -272,19 +272,19 @@ func (m *Model) mappedEffort(effort string) string {
 
 // vllmTools returns the tools as pydantic's model_dump prints them: only known fields, in the order of the model, with
 // their defaults; nil without tools.
-func (m *Model) vllmTools(request *body.Request) (*jinja.List, error) {
+func (m *Model) vllmTools(request *body.Request) (*values.List, error) {
 	given := field(request.Body, "tools")
 	if given == nil || m.options.ExcludeToolsWhenToolChoiceNone && field(request.Body, "tool_choice") == "none" {
 		return nil, nil
 	}
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if !ok || len(list.Items) == 0 {
 		return nil, errRefused("tools is not a list of tools")
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, ok := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, ok := get[*values.Dict](tool, "function")
 		if !ok {
 			return nil, errRefused("tools[%d] has no function", i)
 		}
@@ -305,11 +305,11 @@ func (m *Model) vllmTools(request *body.Request) (*jinja.List, error) {
 		setFlag(entry, "defer_loading", f.deferTool)
 		tools[i] = entry
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // vllmMessage returns a message with the fields that vLLM knows. The template sees no others.
-func (m *Model) vllmMessage(given *jinja.Dict, parts bool) (*jinja.Dict, error) {
+func (m *Model) vllmMessage(given *values.Dict, parts bool) (*values.Dict, error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return nil, errRefused("a message without a role")
@@ -334,7 +334,7 @@ func (m *Model) vllmMessage(given *jinja.Dict, parts bool) (*jinja.Dict, error) 
 			}
 		}
 		reasoning := firstField(given, "reasoning", "reasoning_content")
-		if d, _ := reasoning.(*jinja.Dict); field(d, "type") == "prompt_embeds" {
+		if d, _ := reasoning.(*values.Dict); field(d, "type") == "prompt_embeds" {
 			return nil, ErrMedia
 		}
 		if reasoning != nil {
@@ -345,7 +345,7 @@ func (m *Model) vllmMessage(given *jinja.Dict, parts bool) (*jinja.Dict, error) 
 		if id, given := given.Get("tool_call_id"); given {
 			message.Set("tool_call_id", id)
 		}
-		if list, isList := content.(*jinja.List); isList {
+		if list, isList := content.(*values.List); isList {
 			if text, ok := joinTexts(list, "\n"); ok {
 				message.Set("content", text)
 			}
@@ -367,7 +367,7 @@ func (m *Model) vllmMessage(given *jinja.Dict, parts bool) (*jinja.Dict, error) 
 }
 
 // isPlain reports whether a message holds only its role and this text, in that order.
-func isPlain(message *jinja.Dict, content any) bool {
+func isPlain(message *values.Dict, content any) bool {
 	text, isText := content.(string)
 	given, ok := get[string](message, "content")
 	if message.Len() != 2 || !isText || !ok || given != text {
@@ -387,7 +387,7 @@ var vllmPartFields = []string{
 
 // vllmContent returns a message's content: its parts if the template takes those, else the marks of its media and then
 // its texts, joined by newlines.
-func (m *Model) vllmContent(given *jinja.Dict, role string, wantsParts bool) (any, error) {
+func (m *Model) vllmContent(given *values.Dict, role string, wantsParts bool) (any, error) {
 	var items []any
 	switch content := field(given, "content").(type) {
 	case nil:
@@ -396,11 +396,11 @@ func (m *Model) vllmContent(given *jinja.Dict, role string, wantsParts bool) (an
 		case role == "system" && !m.release.rules.keepsBillingHeader && strings.HasPrefix(content, billingHeader):
 			items = []any{textPart(content)}
 		case wantsParts:
-			return jinja.NewList(textPart(content)), nil
+			return values.NewList(textPart(content)), nil
 		default:
 			return content, nil
 		}
-	case *jinja.List:
+	case *values.List:
 		items = content.Items
 	default:
 		return nil, errRefused("content is neither a string nor a list of parts")
@@ -433,17 +433,17 @@ func (m *Model) vllmContent(given *jinja.Dict, role string, wantsParts bool) (an
 		}
 	}
 	if wantsParts {
-		return jinja.NewList(parts...), nil
+		return values.NewList(parts...), nil
 	}
 	return markFirst(media, strings.Join(texts, "\n"))
 }
 
 // vllmPart returns a content part both as a part and as text. skip says that vLLM leaves the part out.
-func vllmPart(item any) (part *jinja.Dict, text string, skip bool, err error) {
+func vllmPart(item any) (part *values.Dict, text string, skip bool, err error) {
 	if text, ok := item.(string); ok {
 		return textPart(text), text, false, nil
 	}
-	given, ok := item.(*jinja.Dict)
+	given, ok := item.(*values.Dict)
 	if !ok {
 		return nil, "", false, errRefused("a content part is neither an object nor a string")
 	}
@@ -483,7 +483,7 @@ func vllmPart(item any) (part *jinja.Dict, text string, skip bool, err error) {
 }
 
 // isPlainPart reports whether a part holds only its type and its text, in that order.
-func isPlainPart(part *jinja.Dict) bool {
+func isPlainPart(part *values.Dict) bool {
 	if _, ok := get[string](part, "text"); !ok || part.Len() != 2 || !isText(part) {
 		return false
 	}
@@ -494,7 +494,7 @@ func isPlainPart(part *jinja.Dict) bool {
 }
 
 // addExtra copies the fields that vLLM does not know.
-func addExtra(part, given *jinja.Dict) {
+func addExtra(part, given *values.Dict) {
 	for k, v := range given.All() {
 		if name, _ := k.(string); !slices.Contains(vllmPartFields, name) {
 			part.Set(name, v)
@@ -504,7 +504,7 @@ func addExtra(part, given *jinja.Dict) {
 
 // onlyMedia reports whether, of the fields of media, a part has that of its type and no other. vLLM decides by these
 // fields, and not by the type, if the part has a uuid.
-func onlyMedia(part *jinja.Dict, kind string) bool {
+func onlyMedia(part *values.Dict, kind string) bool {
 	for _, name := range []string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds",
 		"prompt_embeds", "audio_url", "input_audio", "video_url"} {
 		if _, has := part.Get(name); has != (name == kind) {
@@ -521,7 +521,7 @@ const billingHeader = "x-anthropic-billing-header"
 func dropBillingHeader(items []any) []any {
 	var kept []any
 	for _, item := range items {
-		part, isPart := item.(*jinja.Dict)
+		part, isPart := item.(*values.Dict)
 		text, ok := item.(string)
 		if isPart && isText(part) {
 			text, ok = get[string](part, "text")
@@ -545,17 +545,17 @@ func dropBillingHeader(items []any) []any {
 }
 
 // vllmToolCalls returns an assistant's tool calls with arguments as objects. An empty object stands for no calls.
-func vllmToolCalls(value any) (*jinja.List, error) {
-	if object, isObject := value.(*jinja.Dict); isObject && object.Len() == 0 {
-		return jinja.NewList(), nil
+func vllmToolCalls(value any) (*values.List, error) {
+	if object, isObject := value.(*values.Dict); isObject && object.Len() == 0 {
+		return values.NewList(), nil
 	}
-	return convertToolCalls(value, func(i int, call, function *jinja.Dict) (*jinja.Dict, error) {
+	return convertToolCalls(value, func(i int, call, function *values.Dict) (*values.Dict, error) {
 		if field(call, "type") != "function" {
 			return nil, errRefused("tool_calls[%d] is not of type function", i)
 		}
-		var arguments *jinja.Dict
+		var arguments *values.Dict
 		switch given := field(function, "arguments").(type) {
-		case *jinja.Dict: // the request was one to Messages
+		case *values.Dict: // the request was one to Messages
 			arguments = given
 		case string:
 			var err error
@@ -576,7 +576,7 @@ type callOrder struct{ call, function []string }
 var pydanticCallOrder = callOrder{call: []string{"id", "function", "type"}, function: []string{"arguments", "name"}}
 
 // orderedCall returns a tool call with other arguments, its fields in this order.
-func orderedCall(call, function, arguments *jinja.Dict, order callOrder) *jinja.Dict {
+func orderedCall(call, function, arguments *values.Dict, order callOrder) *values.Dict {
 	function = inOrder(function, order.function...)
 	function.Set("arguments", arguments)
 	call = inOrder(call, order.call...)
@@ -585,9 +585,9 @@ func orderedCall(call, function, arguments *jinja.Dict, order callOrder) *jinja.
 }
 
 // vllmArguments reads a tool call's arguments. Arguments other than a JSON object become {}.
-func vllmArguments(text string) (*jinja.Dict, error) {
+func vllmArguments(text string) (*values.Dict, error) {
 	if text == "" {
-		return jinja.NewDict(), nil
+		return values.NewDict(), nil
 	}
 	value, malformed, err := readArguments(text)
 	if err != nil {
@@ -596,16 +596,16 @@ func vllmArguments(text string) (*jinja.Dict, error) {
 	if malformed != nil && pythonMayRead(text, malformed) {
 		return nil, errNotReproduced("tool call arguments that only Python takes for JSON")
 	}
-	if object, ok := value.(*jinja.Dict); ok {
+	if object, ok := value.(*values.Dict); ok {
 		return object, nil
 	}
-	return jinja.NewDict(), nil
+	return values.NewDict(), nil
 }
 
 // pythonMayRead reports whether Python's json may read a text that jinja found malformed. Python also reads NaN
 // and Infinity, lone surrogates, floats beyond float64 and deep nesting.
 func pythonMayRead(text string, malformed error) bool {
-	var syntax *jinja.SyntaxError
+	var syntax *values.SyntaxError
 	if errors.As(malformed, &syntax) &&
 		(strings.Contains(syntax.Reason, "surrogate") || strings.Contains(syntax.Reason, "nested") ||
 			strings.Contains(syntax.Reason, "number")) {
@@ -621,19 +621,19 @@ func hasNonFinite(text string) bool {
 
 // vllmDeveloperTools returns a developer message's tools; nil, Python's None, without tools. If one of them is not of
 // OpenAI's type, pydantic takes the message for one that has no tools, and leaves all as they are.
-func vllmDeveloperTools(message *jinja.Dict) (any, error) {
+func vllmDeveloperTools(message *values.Dict) (any, error) {
 	value := field(message, "tools")
 	if value == nil {
 		return nil, nil
 	}
-	given, ok := value.(*jinja.List)
+	given, ok := value.(*values.List)
 	if !ok {
 		return nil, errRefused("a developer message's tools are not a list")
 	}
 	tools := make([]any, len(given.Items))
 	for i, item := range given.Items {
-		tool, _ := item.(*jinja.Dict)
-		function, ok := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, ok := get[*values.Dict](tool, "function")
 		if !ok {
 			return nil, errRefused("a developer message's tools[%d] has no function", i)
 		}
@@ -644,16 +644,16 @@ func vllmDeveloperTools(message *jinja.Dict) (any, error) {
 		tool.Set("function", inOrder(function, "name", "description", "parameters", "strict"))
 		tools[i] = tool
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // isFunctionTool reports whether a tool with this function is of OpenAI's type.
-func isFunctionTool(tool, function *jinja.Dict) bool {
+func isFunctionTool(tool, function *values.Dict) bool {
 	_, named := get[string](function, "name")
 	description, described := function.Get("description")
 	_, isText := description.(string)
 	parameters, given := function.Get("parameters")
-	_, isObject := parameters.(*jinja.Dict)
+	_, isObject := parameters.(*values.Dict)
 	strict := field(function, "strict")
 	_, isBool := strict.(bool)
 	return field(tool, "type") == "function" && named && (isText || !described) && (isObject || !given) &&
@@ -672,7 +672,7 @@ func developerToSystem(messages []any) []any {
 		if !isDeveloper(item) {
 			continue
 		}
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		system := without(message, "tools")
 		system.Set("role", "system")
 		converted[i] = system
@@ -688,7 +688,7 @@ func developerToSystem(messages []any) []any {
 			rest = append(rest, item)
 			continue
 		}
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		if text := systemText(field(message, "content")); text != "" {
 			systems = append(systems, text)
 		}
@@ -698,14 +698,14 @@ func developerToSystem(messages []any) []any {
 
 // systemText returns a system message's content as one text.
 func systemText(content any) string {
-	list, isList := content.(*jinja.List)
+	list, isList := content.(*values.List)
 	if !isList {
 		text, _ := content.(string)
 		return text
 	}
 	var texts []string
 	for _, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		if text, ok := get[string](part, "text"); ok {
 			texts = append(texts, text)
 		}

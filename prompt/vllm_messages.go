@@ -8,6 +8,7 @@ import (
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How vLLM turns a request to Anthropic's /v1/messages into a chat.
@@ -26,13 +27,13 @@ func (m *Model) chatOfMessagesVLLM(request *body.Request) (*body.Request, error)
 	if err := c.read(request.Body); err != nil {
 		return nil, err
 	}
-	payload := dict("model", request.Model, "messages", jinja.NewList(c.messages...))
+	payload := dict("model", request.Model, "messages", values.NewList(c.messages...))
 	copyFields(payload, request.Body, "chat_template_kwargs", "cache_salt")
-	config, _ := get[*jinja.Dict](request.Body, "output_config")
+	config, _ := get[*values.Dict](request.Body, "output_config")
 	if effort := field(config, "effort"); effort != nil {
 		payload.Set("reasoning_effort", effort)
 	}
-	thinking, _ := get[*jinja.Dict](request.Body, "thinking")
+	thinking, _ := get[*values.Dict](request.Body, "thinking")
 	if field(thinking, "type") == "disabled" {
 		effort, err := m.messages.disabledEffort()
 		if err != nil {
@@ -40,7 +41,7 @@ func (m *Model) chatOfMessagesVLLM(request *body.Request) (*body.Request, error)
 		}
 		payload.Set("reasoning_effort", effort)
 	}
-	choice, _ := get[*jinja.Dict](request.Body, "tool_choice")
+	choice, _ := get[*values.Dict](request.Body, "tool_choice")
 	if field(choice, "type") == "none" {
 		payload.Set("tool_choice", "none")
 	}
@@ -57,18 +58,18 @@ func (m *Model) chatOfMessagesVLLM(request *body.Request) (*body.Request, error)
 }
 
 // vllmMessagesTools returns the tools in the form of the chat API; nil without tools.
-func vllmMessagesTools(body *jinja.Dict) (*jinja.List, error) {
+func vllmMessagesTools(body *values.Dict) (*values.List, error) {
 	given := field(body, "tools")
 	if given == nil {
 		return nil, nil
 	}
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if !ok || len(list.Items) == 0 {
 		return nil, errNotReproduced("tools that are not a list, or an empty one,")
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
+		tool, _ := item.(*values.Dict)
 		schema, ok := inputSchema(tool)
 		if !ok {
 			return nil, errRefused("tools[%d] has no input_schema", i)
@@ -77,7 +78,7 @@ func vllmMessagesTools(body *jinja.Dict) (*jinja.List, error) {
 		copyFields(function, tool, "name", "description", "strict", "defer_loading")
 		tools[i] = dict("type", "function", "function", function)
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 var vllmMessagesRules = messagesRules{
@@ -85,7 +86,7 @@ var vllmMessagesRules = messagesRules{
 		switch content := content.(type) {
 		case string:
 			return []string{content}, nil
-		case *jinja.List:
+		case *values.List:
 			return vllmSystemBlocks(content)
 		}
 		return nil, errBlocks("system")
@@ -97,7 +98,7 @@ var vllmMessagesRules = messagesRules{
 				return nil, nil
 			}
 			return []string{content}, nil
-		case *jinja.List:
+		case *values.List:
 			return vllmSystemBlocks(content)
 		}
 		return nil, errBlocks("content")
@@ -107,10 +108,10 @@ var vllmMessagesRules = messagesRules{
 }
 
 // vllmSystemBlocks returns the texts of a system prompt's blocks, without the line that Claude Code adds.
-func vllmSystemBlocks(blocks *jinja.List) ([]string, error) {
+func vllmSystemBlocks(blocks *values.List) ([]string, error) {
 	var texts []string
 	for _, item := range blocks.Items {
-		block, ok := item.(*jinja.Dict)
+		block, ok := item.(*values.Dict)
 		if !ok {
 			return nil, errRefused("a block that is not an object")
 		}
@@ -130,11 +131,11 @@ func vllmSystemBlocks(blocks *jinja.List) ([]string, error) {
 }
 
 // addBlocksVLLM adds the messages that vLLM makes of one message: those of the tool results in it, then its own.
-func addBlocksVLLM(c *messagesChat, role string, blocks *jinja.List) error {
+func addBlocksVLLM(c *messagesChat, role string, blocks *values.List) error {
 	var parts, calls []any
 	var reasoning []string
 	for _, item := range blocks.Items {
-		block, ok := item.(*jinja.Dict)
+		block, ok := item.(*values.Dict)
 		if !ok {
 			return errRefused("a block that is not an object")
 		}
@@ -144,7 +145,7 @@ func addBlocksVLLM(c *messagesChat, role string, blocks *jinja.List) error {
 				parts = append(parts, textPart(text))
 			}
 		case "image":
-			if source, _ := get[*jinja.Dict](block, "source"); source.Len() > 0 {
+			if source, _ := get[*values.Dict](block, "source"); source.Len() > 0 {
 				parts = append(parts, c.imagePart())
 			}
 		case "thinking":
@@ -183,7 +184,7 @@ func addBlocksVLLM(c *messagesChat, role string, blocks *jinja.List) error {
 		converted.Set("reasoning", strings.Join(reasoning, ""))
 	}
 	if calls != nil {
-		converted.Set("tool_calls", jinja.NewList(calls...))
+		converted.Set("tool_calls", values.NewList(calls...))
 	}
 	if parts != nil {
 		converted.Set("content", contentOf(parts))
@@ -193,15 +194,15 @@ func addBlocksVLLM(c *messagesChat, role string, blocks *jinja.List) error {
 }
 
 // vllmToolUse returns a tool use as a tool call of the chat API.
-func vllmToolUse(block *jinja.Dict, jsonArguments bool) (any, error) {
+func vllmToolUse(block *values.Dict, jsonArguments bool) (any, error) {
 	id, _ := get[string](block, "id")
 	name, _ := get[string](block, "name")
-	input, _ := get[*jinja.Dict](block, "input")
+	input, _ := get[*values.Dict](block, "input")
 	if id == "" {
 		return nil, errNotReproduced("a tool use without id") // vLLM makes one of the time
 	}
 	if input == nil {
-		input = jinja.NewDict()
+		input = values.NewDict()
 	}
 	if !jsonArguments {
 		return functionCall(id, name, input), nil
@@ -229,16 +230,16 @@ func pythonJSON(value any) (string, error) {
 }
 
 // addToolResultVLLM adds a tool's message, and then a user's message with the images of the result.
-func addToolResultVLLM(c *messagesChat, block *jinja.Dict) error {
+func addToolResultVLLM(c *messagesChat, block *values.Dict) error {
 	var texts []string
 	var images []any
 	switch content := field(block, "content").(type) {
 	case nil:
 	case string:
 		texts = append(texts, content)
-	case *jinja.List:
+	case *values.List:
 		for _, item := range content.Items {
-			part, ok := item.(*jinja.Dict)
+			part, ok := item.(*values.Dict)
 			if !ok {
 				return errRefused("a tool result's block that is not an object")
 			}
@@ -251,7 +252,7 @@ func addToolResultVLLM(c *messagesChat, block *jinja.Dict) error {
 				}
 				texts = append(texts, s)
 			case "image":
-				source, _ := get[*jinja.Dict](part, "source")
+				source, _ := get[*values.Dict](part, "source")
 				if url, _ := get[string](source, "url"); field(source, "type") != "url" || url != "" {
 					images = append(images, c.imagePart())
 				}
@@ -265,7 +266,7 @@ func addToolResultVLLM(c *messagesChat, block *jinja.Dict) error {
 	id, _ := get[string](block, "tool_use_id")
 	c.messages = append(c.messages, dict("role", "tool", "tool_call_id", id, "content", strings.Join(texts, "\n")))
 	if images != nil {
-		c.messages = append(c.messages, dict("role", "user", "content", jinja.NewList(images...)))
+		c.messages = append(c.messages, dict("role", "user", "content", values.NewList(images...)))
 	}
 	return nil
 }

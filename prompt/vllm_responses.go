@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How vLLM turns a request to OpenAI's /v1/responses into a chat. The prompt is encoded with special tokens. An item
@@ -26,11 +26,11 @@ func checkResponses(request *body.Request) error {
 }
 
 // inputItems returns the input of a request to Responses as items. An input that is a text is a user's message.
-func inputItems(body *jinja.Dict) ([]any, error) {
+func inputItems(body *values.Dict) ([]any, error) {
 	switch input := field(body, "input").(type) {
 	case string:
 		return []any{dict("role", "user", "content", input)}, nil
-	case *jinja.List:
+	case *values.List:
 		return input.Items, nil
 	}
 	return nil, errRefused("input is neither a string nor a list of items")
@@ -57,9 +57,9 @@ func (m *Model) chatOfResponsesVLLM(request *body.Request) (*body.Request, error
 	if len(c.messages) == 0 {
 		return nil, errNotReproduced("an empty input")
 	}
-	payload := dict("model", request.Model, "messages", jinja.NewList(c.messages...))
+	payload := dict("model", request.Model, "messages", values.NewList(c.messages...))
 	copyFields(payload, request.Body, "chat_template_kwargs", "cache_salt", "tool_choice")
-	reasoning, _ := get[*jinja.Dict](request.Body, "reasoning")
+	reasoning, _ := get[*values.Dict](request.Body, "reasoning")
 	if effort := field(reasoning, "effort"); effort != nil {
 		payload.Set("reasoning_effort", effort)
 	}
@@ -81,11 +81,11 @@ func (m *Model) chatOfResponsesVLLM(request *body.Request) (*body.Request, error
 // but not in those that it makes of Responses.
 func orderCalls(messages []any) {
 	for _, item := range messages {
-		message, _ := item.(*jinja.Dict)
-		calls, _ := get[*jinja.List](message, "tool_calls")
+		message, _ := item.(*values.Dict)
+		calls, _ := get[*values.List](message, "tool_calls")
 		for i := range calls.Len() {
-			call, _ := calls.Items[i].(*jinja.Dict)
-			if function, ok := get[*jinja.Dict](call, "function"); ok {
+			call, _ := calls.Items[i].(*values.Dict)
+			if function, ok := get[*values.Dict](call, "function"); ok {
 				call.Set("function", inOrder(function, "name", "arguments"))
 			}
 		}
@@ -93,9 +93,9 @@ func orderCalls(messages []any) {
 }
 
 // responsesTools returns the tools in the form of the chat API; nil without tools.
-func responsesTools(body *jinja.Dict) (*jinja.List, error) {
+func responsesTools(body *values.Dict) (*values.List, error) {
 	given, _ := body.Get("tools")
-	list, ok := given.(*jinja.List)
+	list, ok := given.(*values.List)
 	if given != nil && !ok {
 		return nil, errRefused("tools is not a list")
 	}
@@ -104,8 +104,8 @@ func responsesTools(body *jinja.Dict) (*jinja.List, error) {
 	}
 	tools := make([]any, len(list.Items))
 	for i, item := range list.Items {
-		tool, _ := item.(*jinja.Dict)
-		function := jinja.NewDict()
+		tool, _ := item.(*values.Dict)
+		function := values.NewDict()
 		for key, value := range tool.All() {
 			switch key {
 			case "type":
@@ -122,7 +122,7 @@ func responsesTools(body *jinja.Dict) (*jinja.List, error) {
 		}
 		tools[i] = dict("type", "function", "function", function)
 	}
-	return jinja.NewList(tools...), nil
+	return values.NewList(tools...), nil
 }
 
 // responsesChat collects the chat's messages.
@@ -133,11 +133,11 @@ type responsesChat struct {
 }
 
 // assistant returns the last message if it is the assistant's, else nil.
-func (c *responsesChat) assistant() *jinja.Dict {
+func (c *responsesChat) assistant() *values.Dict {
 	if len(c.messages) == 0 {
 		return nil
 	}
-	last, _ := c.messages[len(c.messages)-1].(*jinja.Dict)
+	last, _ := c.messages[len(c.messages)-1].(*values.Dict)
 	if role(last) != "assistant" {
 		return nil
 	}
@@ -156,7 +156,7 @@ func (c *responsesChat) setAssistantField(name string, value any) {
 
 // add adds an input item. last says that it is the last one.
 func (c *responsesChat) add(item any, last bool) error {
-	given, ok := item.(*jinja.Dict)
+	given, ok := item.(*values.Dict)
 	if !ok {
 		return errRefused("an item that is not an object")
 	}
@@ -188,7 +188,7 @@ func (c *responsesChat) add(item any, last bool) error {
 }
 
 // responsesCall reads a function call item.
-func responsesCall(item *jinja.Dict) (call harmonyToolCall, err error) {
+func responsesCall(item *values.Dict) (call harmonyToolCall, err error) {
 	id, isID := get[string](item, "call_id")
 	name, isName := get[string](item, "name")
 	arguments, isText := get[string](item, "arguments")
@@ -199,32 +199,32 @@ func responsesCall(item *jinja.Dict) (call harmonyToolCall, err error) {
 }
 
 // call adds a function call to the last message, if that is the assistant's, else to a new one.
-func (c *responsesChat) call(item *jinja.Dict) error {
+func (c *responsesChat) call(item *values.Dict) error {
 	read, err := responsesCall(item)
 	if err != nil {
 		return err
 	}
 	call := functionCall(read.id, read.name, read.arguments)
 	last := c.assistant()
-	if calls, ok := get[*jinja.List](last, "tool_calls"); ok {
-		last.Set("tool_calls", jinja.NewList(append(slices.Clip(calls.Items), call)...))
+	if calls, ok := get[*values.List](last, "tool_calls"); ok {
+		last.Set("tool_calls", values.NewList(append(slices.Clip(calls.Items), call)...))
 		return nil
 	}
-	c.setAssistantField("tool_calls", jinja.NewList(call))
+	c.setAssistantField("tool_calls", values.NewList(call))
 	return nil
 }
 
 // responsesReasoning returns the texts of a reasoning item's content and of its summary.
-func responsesReasoning(item *jinja.Dict) (content, summary []string, err error) {
+func responsesReasoning(item *values.Dict) (content, summary []string, err error) {
 	texts := func(name, kind string) ([]string, error) {
 		value := field(item, name)
-		list, ok := value.(*jinja.List)
+		list, ok := value.(*values.List)
 		if !ok && (name == "summary" || value != nil) {
 			return nil, errNotReproduced("such reasoning")
 		}
 		var texts []string
 		for i := range list.Len() {
-			part, _ := list.Items[i].(*jinja.Dict)
+			part, _ := list.Items[i].(*values.Dict)
 			text, ok := get[string](part, "text")
 			if of, _ := part.Get("type"); !ok || of != kind {
 				return nil, errNotReproduced("such reasoning")
@@ -244,7 +244,7 @@ func responsesReasoning(item *jinja.Dict) (content, summary []string, err error)
 }
 
 // reasoning adds the first text of a reasoning item: of its content, else of its summary.
-func (c *responsesChat) reasoning(item *jinja.Dict) error {
+func (c *responsesChat) reasoning(item *values.Dict) error {
 	content, summary, err := responsesReasoning(item)
 	if err != nil {
 		return err
@@ -260,11 +260,11 @@ func (c *responsesChat) reasoning(item *jinja.Dict) error {
 }
 
 // message adds a message. typed says that the item names its type, "message".
-func (c *responsesChat) message(item *jinja.Dict, typed bool) error {
+func (c *responsesChat) message(item *values.Dict, typed bool) error {
 	role, _ := get[string](item, "role")
 	content, _ := item.Get("content")
 	text, isText := content.(string)
-	list, isList := content.(*jinja.List)
+	list, isList := content.(*values.List)
 	switch {
 	case role == "assistant" && isText:
 		c.setAssistantField("content", text)
@@ -272,7 +272,7 @@ func (c *responsesChat) message(item *jinja.Dict, typed bool) error {
 	case role == "assistant":
 		first, ok := "", isList && typed && list.Len() > 0
 		for i := 0; ok && i < list.Len(); i++ {
-			part, _ := list.Items[i].(*jinja.Dict)
+			part, _ := list.Items[i].(*values.Dict)
 			kind, _ := part.Get("type")
 			text, isText := get[string](part, "text")
 			ok = kind == "output_text" && isText
@@ -297,7 +297,7 @@ func (c *responsesChat) message(item *jinja.Dict, typed bool) error {
 	}
 	parts := make([]any, list.Len())
 	for i, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		kind, _ := part.Get("type")
 		text, ok := get[string](part, "text")
 		if kind != "input_text" || !ok {
@@ -305,6 +305,6 @@ func (c *responsesChat) message(item *jinja.Dict, typed bool) error {
 		}
 		parts[i] = textPart(text)
 	}
-	c.messages = append(c.messages, dict("role", role, "content", jinja.NewList(parts...)))
+	c.messages = append(c.messages, dict("role", role, "content", values.NewList(parts...)))
 	return nil
 }

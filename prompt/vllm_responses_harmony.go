@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // How vLLM turns a request to OpenAI's /v1/responses for gpt-oss into a harmony conversation. Source: vLLM 0.31.0 to
@@ -17,7 +17,7 @@ func (m *Model) harmonyOfResponses(request *body.Request, now time.Time) ([]harm
 	if err := checkResponses(request); err != nil {
 		return nil, err
 	}
-	reasoning, _ := get[*jinja.Dict](request.Body, "reasoning")
+	reasoning, _ := get[*values.Dict](request.Body, "reasoning")
 	effort, err := m.harmonyEffort(field(reasoning, "effort"))
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (m *Model) harmonyOfResponses(request *body.Request, now time.Time) ([]harm
 	}
 	if instructions == nil && len(items) > 0 {
 		// The text of a system or developer message at the front joins the tools in the developer's message.
-		first, _ := items[0].(*jinja.Dict)
+		first, _ := items[0].(*values.Dict)
 		if role(first) == "system" || role(first) == "developer" {
 			texts, err := responsesTexts(first)
 			if err != nil {
@@ -52,7 +52,7 @@ func (m *Model) harmonyOfResponses(request *body.Request, now time.Time) ([]harm
 	}
 	names := map[string]string{}
 	for i, item := range items {
-		given, ok := item.(*jinja.Dict)
+		given, ok := item.(*values.Dict)
 		if !ok {
 			return nil, errRefused("input[%d] is not an object", i)
 		}
@@ -69,7 +69,7 @@ func (m *Model) harmonyOfResponses(request *body.Request, now time.Time) ([]harm
 
 // harmonyItem returns the message of an input item; nil if it has none. names are the functions called so far, by the
 // call's id.
-func harmonyItem(item *jinja.Dict, names map[string]string) (*harmonyMessage, error) {
+func harmonyItem(item *values.Dict, names map[string]string) (*harmonyMessage, error) {
 	if status := field(item, "status"); status != nil && status != "completed" && status != "in_progress" &&
 		status != "incomplete" {
 		return nil, errNotReproduced("an item of another status")
@@ -144,7 +144,7 @@ func harmonyItem(item *jinja.Dict, names map[string]string) (*harmonyMessage, er
 }
 
 // responsesTexts returns a message's texts: one for a string, and one for each part of a list.
-func responsesTexts(item *jinja.Dict) ([]string, error) {
+func responsesTexts(item *values.Dict) ([]string, error) {
 	want := "input_text"
 	if role(item) == "assistant" {
 		want = "output_text"
@@ -152,10 +152,10 @@ func responsesTexts(item *jinja.Dict) ([]string, error) {
 	switch content, _ := item.Get("content"); content := content.(type) {
 	case string:
 		return []string{content}, nil
-	case *jinja.List:
+	case *values.List:
 		texts := make([]string, content.Len())
 		for i, item := range content.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			text, ok := get[string](part, "text")
 			if kind, _ := part.Get("type"); kind != want || !ok {
 				return nil, errNotReproduced("a part other than text")

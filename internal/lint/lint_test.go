@@ -26,7 +26,8 @@ const root = "../.."
 var may = map[string]string{
 	"kvblock":               "",
 	"kvblock/kvblocktest":   "",
-	"prompt/jinja":          "",
+	"prompt/jinja":          "prompt/values",
+	"prompt/values":         "",
 	"zmqsub":                "",
 	"internal/natssub":      "internal/loglimit internal/useragent",
 	"internal/requestplane": "",
@@ -47,18 +48,18 @@ var may = map[string]string{
 		"internal/metrics internal/useragent internal/boundedfile internal/flags",
 	"internal/tracing":    "internal/metrics internal/useragent",
 	"extproc/extproctest": "",
-	"prompt/body":         "prompt/jinja internal/overrides",
+	"prompt/body":         "prompt/values internal/overrides",
 	"router/budget":       "prompt/body",
-	"prompt": "prompt/bpe prompt/encoders prompt/jinja kvblock prompt/body " +
+	"prompt": "prompt/bpe prompt/encoders prompt/jinja prompt/values kvblock prompt/body " +
 		"internal/boundedfile internal/flags internal/suggest",
-	"prompt/encoders":        "prompt/jinja",
+	"prompt/encoders":        "prompt/jinja prompt/values",
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
 	"prompt/tokenize":        "internal/flags kvblock prompt prompt/body",
 	"prompt/bpe":             "kvblock internal/prefetch",
-	"prompt/remote": "prompt prompt/jinja kvblock prompt/body internal/metrics internal/loglimit " +
+	"prompt/remote": "prompt prompt/values kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
-	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/body internal/metrics",
+	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/values prompt/body internal/metrics",
 	"internal/overrides": "",
 	"scoring":            "kvblock internal/flags internal/metrics internal/overrides",
 	"pool":               "kvblock internal/boundedfile internal/suggest",

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Constraints are the taints that a request requires or prefers of its workers, from nvext.routing_constraints. The
@@ -30,9 +30,9 @@ const (
 
 // readConstraints reads the constraints in nvext. Any mistake in them is an *Error, so that a typing error cannot route
 // a request to an unwanted worker.
-func readConstraints(nvext *jinja.Dict) (c Constraints, err error) {
+func readConstraints(nvext *values.Dict) (c Constraints, err error) {
 	v, _ := nvext.Get("routing_constraints")
-	object, ok := v.(*jinja.Dict)
+	object, ok := v.(*values.Dict)
 	if v == nil {
 		return c, nil
 	}
@@ -61,7 +61,7 @@ func readConstraints(nvext *jinja.Dict) (c Constraints, err error) {
 }
 
 func requiredTaints(path string, v any) (taints []string, err error) {
-	list, ok := v.(*jinja.List)
+	list, ok := v.(*values.List)
 	if !ok {
 		return nil, wrongType(path, "a list of taints, as in [\"gpu\"]")
 	}
@@ -84,7 +84,7 @@ func requiredTaints(path string, v any) (taints []string, err error) {
 }
 
 func preferredTaints(path string, v any) (map[string]float32, error) {
-	object, ok := v.(*jinja.Dict)
+	object, ok := v.(*values.Dict)
 	if !ok {
 		return nil, wrongType(path, "an object of taints and their weights, as in {\"gpu\": 0.5}")
 	}

@@ -1,9 +1,9 @@
 package body
 
-import "kvepp/prompt/jinja"
+import "kvepp/prompt/values"
 
 // ErrTooManyValues says that the values of a body take more memory than is allowed for its size.
-var ErrTooManyValues = jinja.ErrTooManyValues
+var ErrTooManyValues = values.ErrTooManyValues
 
 // Limits of the memory that reading a request may take in addition to its body, in bytes.
 const (

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Changes are the changes that Forward makes to a body. The zero value changes nothing.
@@ -40,13 +40,13 @@ var (
 // Forward returns a copy of the body with the changes, or nil if there is nothing to change. body is the one that the
 // Request was parsed from. All other bytes stay as they are. If a key occurs twice, both occurrences are changed.
 func (r *Request) Forward(body []byte, c Changes) []byte {
-	nvext, isObject := field[*jinja.Dict](r.Body, "nvext")
+	nvext, isObject := field[*values.Dict](r.Body, "nvext")
 	var keys, hintKeys []string // to remove
 	if isObject {
-		hints, _ := field[*jinja.Dict](nvext, "agent_hints")
+		hints, _ := field[*values.Dict](nvext, "agent_hints")
 		for _, set := range []struct {
 			enabled bool
-			in      *jinja.Dict
+			in      *values.Dict
 			keys    []string
 			remove  *[]string
 		}{{c.RemovePins, nvext, pinKeys, &keys}, {c.RemoveLegacy, nvext, legacyKeys, &keys},
@@ -133,7 +133,7 @@ func (r *Request) TakesTokenData() bool {
 	case r.API != ChatCompletions:
 		return false
 	}
-	nvext, isObject := field[*jinja.Dict](r.Body, "nvext")
+	nvext, isObject := field[*values.Dict](r.Body, "nvext")
 	if !isObject {
 		other, _ := r.Body.Get("nvext")
 		return other == nil
@@ -149,7 +149,7 @@ func WithoutFields(body []byte, fields []string) []byte {
 	return s.apply(body)
 }
 
-func has(d *jinja.Dict, key string) bool {
+func has(d *values.Dict, key string) bool {
 	_, ok := d.Get(key)
 	return ok
 }

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Hints are a request's own wishes about its routing, in its body (nvext) or in headers. Every field is optional. For
@@ -291,7 +291,7 @@ func isVisibleASCII(value string) bool {
 }
 
 // readHints reads the hints in nvext. Malformed hints are left out; the engine decides whether they are errors.
-func readHints(nvext *jinja.Dict) (h Hints) {
+func readHints(nvext *values.Dict) (h Hints) {
 	if hints, ok := object(nvext, "agent_hints", &h, "priority"); ok {
 		if n, ok := integer(hints, "priority", math.MinInt32, math.MaxInt32, &h, "priority"); ok {
 			priority := int32(n)
@@ -317,7 +317,7 @@ func readHints(nvext *jinja.Dict) (h Hints) {
 	return h
 }
 
-func readSessionControl(control *jinja.Dict, h *Hints) {
+func readSessionControl(control *values.Dict, h *Hints) {
 	id, ok := field[string](control, "session_id")
 	if ok = ok && strings.TrimSpace(id) != ""; !ok {
 		h.Malformed = append(h.Malformed, "session_control")
@@ -339,9 +339,9 @@ func readSessionControl(control *jinja.Dict, h *Hints) {
 }
 
 // object returns a field that must be an object. A value of another type counts as a malformed hint.
-func object(d *jinja.Dict, key string, h *Hints, hint string) (*jinja.Dict, bool) {
+func object(d *values.Dict, key string, h *Hints, hint string) (*values.Dict, bool) {
 	v, _ := d.Get(key)
-	o, ok := v.(*jinja.Dict)
+	o, ok := v.(*values.Dict)
 	if v != nil && !ok {
 		h.Malformed = append(h.Malformed, hint)
 	}
@@ -349,7 +349,7 @@ func object(d *jinja.Dict, key string, h *Hints, hint string) (*jinja.Dict, bool
 }
 
 // integer returns a field that must be an integer within bounds. Another value counts as a malformed hint.
-func integer(d *jinja.Dict, key string, least, most int64, h *Hints, hint string) (int64, bool) {
+func integer(d *values.Dict, key string, least, most int64, h *Hints, hint string) (int64, bool) {
 	v, _ := d.Get(key)
 	n, ok := v.(int64)
 	if ok = ok && least <= n && n <= most; v != nil && !ok {

@@ -4,23 +4,23 @@ import (
 	"errors"
 	"testing"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // asJSON renders a value for comparison.
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	switch c := v.(type) {
-	case *jinja.List:
+	case *values.List:
 		if c == nil {
 			return ""
 		}
-	case *jinja.Dict:
+	case *values.Dict:
 		if c == nil {
 			return ""
 		}
 	}
-	text, err := jinja.RustJSON(v)
+	text, err := values.RustJSON(v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestUnmapped(t *testing.T) {
 			`"content":[{"type":"document"}]}]}]`, "a tool's result that is neither text nor an image", false},
 		{"messages", `"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"f",` +
 			`"input":{"n":123456789012345678901234567890}}]}]`,
-			"the arguments of a tool call: jinja: not reproduced: an integer of more than 64 bits",
+			"the arguments of a tool call: values: not reproduced: an integer of more than 64 bits",
 			false},
 	} {
 		r, err := ParseRequest("/v1/"+c.path, []byte(`{"model":"m",`+c.fields+`}`))

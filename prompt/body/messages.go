@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // readMessages maps Anthropic's messages to a chat's. Dynamo's frontend drops blocks that a chat cannot hold, and so
@@ -18,10 +18,10 @@ func (r *Request) readMessages() error {
 	case nil:
 	case string:
 		c.add("system", s)
-	case *jinja.List:
+	case *values.List:
 		texts := make([]string, len(s.Items))
 		for i, item := range s.Items {
-			block, _ := item.(*jinja.Dict)
+			block, _ := item.(*values.Dict)
 			text, ok := field[string](block, "text")
 			if !ok {
 				return wrongType(fmt.Sprintf("system[%d]", i), "a block of text")
@@ -40,14 +40,14 @@ func (r *Request) readMessages() error {
 		if r.TooLarge != nil {
 			return nil
 		}
-		message, ok := item.(*jinja.Dict)
+		message, ok := item.(*values.Dict)
 		if !ok {
 			return wrongType(fmt.Sprintf("messages[%d]", i), "an object with 'role' and 'content'")
 		}
 		role, _ := field[string](message, "role")
 		content, _ := message.Get("content")
 		text, isText := content.(string)
-		blocks, isList := content.(*jinja.List)
+		blocks, isList := content.(*values.List)
 		switch {
 		case !isText && !isList:
 			return wrongType(fmt.Sprintf("messages[%d].content", i), "a string or a list of blocks")
@@ -64,22 +64,22 @@ func (r *Request) readMessages() error {
 			c.add(role, joinTexts(blocks, "\n", "text"))
 		}
 	}
-	r.Messages = jinja.NewList(c.messages...)
+	r.Messages = values.NewList(c.messages...)
 	r.readAnthropicTools()
-	if object, ok := field[*jinja.Dict](b, "thinking"); ok {
+	if object, ok := field[*values.Dict](b, "thinking"); ok {
 		if kind, _ := object.Get("type"); kind == "enabled" {
-			r.ChatTemplateKwargs = jinja.DictOf("enable_thinking", true)
+			r.ChatTemplateKwargs = values.DictOf("enable_thinking", true)
 		}
 	}
 	return nil
 }
 
 func (r *Request) readAnthropicTools() {
-	if choice, ok := field[*jinja.Dict](r.Body, "tool_choice"); ok {
+	if choice, ok := field[*values.Dict](r.Body, "tool_choice"); ok {
 		kind, _ := choice.Get("type")
 		r.ToolChoiceNone = kind == "none"
 	}
-	r.readTools(func(tool *jinja.Dict) any {
+	r.readTools(func(tool *values.Dict) any {
 		schema, _ := tool.Get("input_schema")
 		if schema == nil {
 			r.unmapped("a tool without input_schema")
@@ -90,8 +90,8 @@ func (r *Request) readAnthropicTools() {
 
 // readTools sets r.Tools to the chat form of the body's tools. parameters returns a tool's JSON schema; its argument is
 // nil if the item of the list is not an object.
-func (r *Request) readTools(parameters func(tool *jinja.Dict) any) {
-	list, _ := field[*jinja.List](r.Body, "tools")
+func (r *Request) readTools(parameters func(tool *values.Dict) any) {
+	list, _ := field[*values.List](r.Body, "tools")
 	if list.Len() == 0 {
 		return
 	}
@@ -100,19 +100,19 @@ func (r *Request) readTools(parameters func(tool *jinja.Dict) any) {
 		if !r.charge(toolBytes) {
 			return
 		}
-		tool, _ := item.(*jinja.Dict)
+		tool, _ := item.(*values.Dict)
 		tools[i] = chatTool(tool, parameters(tool))
 	}
-	r.Tools = jinja.NewList(tools...)
+	r.Tools = values.NewList(tools...)
 }
 
 // The memory of a chat's message, tool, tool call and content part without the values in them, in bytes: objects, and
 // their places in lists.
 var (
-	messageBytes = jinja.DictBytes(3) + placeBytes
-	toolBytes    = jinja.DictBytes(2) + jinja.DictBytes(8) + placeBytes
-	callBytes    = jinja.DictBytes(3) + jinja.DictBytes(2) + 3*placeBytes
-	partBytes    = jinja.DictBytes(2) + placeBytes
+	messageBytes = values.DictBytes(3) + placeBytes
+	toolBytes    = values.DictBytes(2) + values.DictBytes(8) + placeBytes
+	callBytes    = values.DictBytes(3) + values.DictBytes(2) + 3*placeBytes
+	partBytes    = values.DictBytes(2) + placeBytes
 )
 
 // placeBytes is the memory of a place in a list, and of the box of a string. The list grows by a quarter, and the old
@@ -120,8 +120,8 @@ var (
 const placeBytes = 3*16 + 16
 
 // chatTool returns the chat form of a tool that has name, description and strict outside its schema.
-func chatTool(tool *jinja.Dict, parameters any) *jinja.Dict {
-	function := jinja.NewDict()
+func chatTool(tool *values.Dict, parameters any) *values.Dict {
+	function := values.NewDict()
 	for _, key := range []string{"name", "description"} {
 		if v, _ := tool.Get(key); v != nil {
 			function.Set(key, v)
@@ -133,7 +133,7 @@ func chatTool(tool *jinja.Dict, parameters any) *jinja.Dict {
 	if strict, _ := tool.Get("strict"); strict != nil {
 		function.Set("strict", strict)
 	}
-	return jinja.DictOf("type", "function", "function", function)
+	return values.DictOf("type", "function", "function", function)
 }
 
 // unmapped records the first part of a request that has no place in a chat.
@@ -143,9 +143,9 @@ func (r *Request) unmapped(what string) {
 	}
 }
 
-func wantMessages(b *jinja.Dict, name string) (*jinja.List, error) {
+func wantMessages(b *values.Dict, name string) (*values.List, error) {
 	v, _ := b.Get(name)
-	list, ok := v.(*jinja.List)
+	list, ok := v.(*values.List)
 	switch {
 	case v == nil:
 		return nil, missing(name, "a list of messages")
@@ -162,10 +162,10 @@ func wantMessages(b *jinja.Dict, name string) (*jinja.List, error) {
 }
 
 // joinTexts joins the texts of the parts of one type.
-func joinTexts(parts *jinja.List, separator, kind string) string {
+func joinTexts(parts *values.List, separator, kind string) string {
 	var texts []string
 	for _, item := range parts.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		if k, _ := part.Get("type"); k != kind {
 			continue
 		}
@@ -186,7 +186,7 @@ func (c *conversation) add(role string, content any) {
 	if !c.request.charge(messageBytes) {
 		return
 	}
-	c.messages = append(c.messages, jinja.DictOf("role", role, "content", content))
+	c.messages = append(c.messages, values.DictOf("role", role, "content", content))
 }
 
 func (c *conversation) addToolResult(id, content any) {
@@ -196,11 +196,11 @@ func (c *conversation) addToolResult(id, content any) {
 	if !c.request.charge(messageBytes) {
 		return
 	}
-	c.messages = append(c.messages, jinja.DictOf("role", "tool", "content", content, "tool_call_id", id))
+	c.messages = append(c.messages, values.DictOf("role", "tool", "content", content, "tool_call_id", id))
 }
 
 // userBlocks adds a user's blocks: adjacent texts become one message, and each tool result becomes one of its own.
-func (c *conversation) userBlocks(blocks *jinja.List) {
+func (c *conversation) userBlocks(blocks *values.List) {
 	var texts []string
 	pending := false
 	flush := func() {
@@ -210,7 +210,7 @@ func (c *conversation) userBlocks(blocks *jinja.List) {
 		texts, pending = nil, false
 	}
 	for _, item := range blocks.Items {
-		block, _ := item.(*jinja.Dict)
+		block, _ := item.(*values.Dict)
 		switch kind, _ := block.Get("type"); kind {
 		case "text":
 			t, ok := field[string](block, "text")
@@ -236,10 +236,10 @@ func (c *conversation) toolResult(content any) string {
 	case nil:
 	case string:
 		return v
-	case *jinja.List:
+	case *values.List:
 		var texts []string
 		for _, item := range v.Items {
-			block, _ := item.(*jinja.Dict)
+			block, _ := item.(*values.Dict)
 			kind, _ := block.Get("type")
 			t, ok := field[string](block, "text")
 			switch {
@@ -260,10 +260,10 @@ func (c *conversation) toolResult(content any) string {
 
 // assistantBlocks adds an assistant's blocks as one message. If there are tool calls, its thinking is kept in segments:
 // one before each call and one behind the last.
-func (c *conversation) assistantBlocks(blocks *jinja.List) {
+func (c *conversation) assistantBlocks(blocks *values.List) {
 	turn := &turn{separator: "\n"}
 	for _, item := range blocks.Items {
-		block, _ := item.(*jinja.Dict)
+		block, _ := item.(*values.Dict)
 		switch kind, _ := block.Get("type"); kind {
 		case "text":
 			text, _ := field[string](block, "text")
@@ -274,12 +274,12 @@ func (c *conversation) assistantBlocks(blocks *jinja.List) {
 		case "tool_use", "server_tool_use":
 			input, ok := block.Get("input")
 			if !ok {
-				input = jinja.NewDict()
+				input = values.NewDict()
 			}
-			if !c.request.charge(callBytes + jinja.RustJSONSize(input)) {
+			if !c.request.charge(callBytes + values.RustJSONSize(input)) {
 				return
 			}
-			arguments, err := jinja.RustJSON(input)
+			arguments, err := values.RustJSON(input)
 			if err != nil {
 				c.request.unmapped("the arguments of a tool call: " + err.Error())
 			}
@@ -312,13 +312,13 @@ func (t *turn) addThought(text string) {
 func (t *turn) addCall(id, name, arguments any) {
 	t.segments = append(t.segments, strings.Join(t.thoughts, t.separator))
 	t.thoughts = nil
-	function := jinja.DictOf("name", name, "arguments", arguments)
-	t.calls = append(t.calls, jinja.DictOf("id", id, "type", "function", "function", function))
+	function := values.DictOf("name", name, "arguments", arguments)
+	t.calls = append(t.calls, values.DictOf("id", id, "type", "function", "function", function))
 }
 
 // message returns the turn as a message. Empty text is left out, unless keepEmpty is set and there are no calls.
-func (t *turn) message(keepEmpty bool) *jinja.Dict {
-	message := jinja.DictOf("role", "assistant")
+func (t *turn) message(keepEmpty bool) *values.Dict {
+	message := values.DictOf("role", "assistant")
 	if text := strings.Join(t.texts, ""); text != "" || keepEmpty && len(t.calls) == 0 {
 		message.Set("content", text)
 	}
@@ -332,10 +332,10 @@ func (t *turn) message(keepEmpty bool) *jinja.Dict {
 		for i, s := range segments {
 			list[i] = s
 		}
-		message.Set("reasoning_content", jinja.NewList(list...))
+		message.Set("reasoning_content", values.NewList(list...))
 	}
 	if len(t.calls) > 0 {
-		message.Set("tool_calls", jinja.NewList(t.calls...))
+		message.Set("tool_calls", values.NewList(t.calls...))
 	}
 	return message
 }

@@ -7,7 +7,7 @@ import (
 	"math/big"
 
 	"kvepp/internal/overrides"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // overrideKey is the path of the overrides in a body.
@@ -19,7 +19,7 @@ const overrideKey = "nvext.router_config_override"
 //
 // Source: dynamo-kv-router 1.6.1 accepts router_config_override in function calls and not in HTTP bodies.
 // agent_hints.kv_overlap_score_weight is a field of HTTP bodies in an earlier Dynamo.
-func readOverrides(nvext *jinja.Dict) (o overrides.Overrides, err error) {
+func readOverrides(nvext *values.Dict) (o overrides.Overrides, err error) {
 	weightPath := overrideKey + "." + overrides.OverlapScoreWeightKey
 	refused := func(err error) *Error {
 		var override *overrides.Error
@@ -43,7 +43,7 @@ func readOverrides(nvext *jinja.Dict) (o overrides.Overrides, err error) {
 	}
 	switch v, _ := nvext.Get("router_config_override"); object := v.(type) {
 	case nil:
-	case *jinja.Dict:
+	case *values.Dict:
 		for key, v := range object.All() {
 			if v == nil {
 				continue
@@ -55,7 +55,7 @@ func readOverrides(nvext *jinja.Dict) (o overrides.Overrides, err error) {
 	default:
 		return o, wrongType(overrideKey, "an object")
 	}
-	if hints, ok := field[*jinja.Dict](nvext, "agent_hints"); ok && o.OverlapScoreWeight == nil {
+	if hints, ok := field[*values.Dict](nvext, "agent_hints"); ok && o.OverlapScoreWeight == nil {
 		if v, _ := hints.Get("kv_overlap_score_weight"); v != nil {
 			weightPath = "nvext.agent_hints.kv_overlap_score_weight"
 			if err := set(overrides.OverlapScoreWeightKey, v); err != nil {
@@ -93,7 +93,7 @@ type Pin struct {
 }
 
 // readPins reads the workers that nvext selects.
-func readPins(nvext *jinja.Dict) (p Pins) {
+func readPins(nvext *values.Dict) (p Pins) {
 	instance := func(key string) (id uint64, ok bool) {
 		switch v, _ := nvext.Get(key); x := v.(type) {
 		case nil:

@@ -2,7 +2,7 @@
 //
 // It owns the request's fields that decide its tokens (messages, prompt, tools, template arguments), the few that
 // decide its route (model, cache salt), and the token counts that a response reports. A request is parsed once, into
-// jinja's values, which the chat template then renders.
+// values of package values, which the chat template then renders.
 //
 // A body is never changed in place: changes are spliced into a copy. The package never checks what only the engine can
 // check (sampling parameters, roles, tool schemas), and never decides an HTTP status. A Request is read-only after
@@ -17,7 +17,7 @@ import (
 	"strings"
 
 	"kvepp/internal/overrides"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // API is the kind of endpoint that a request calls.
@@ -103,16 +103,16 @@ type Request struct {
 
 	// Messages are a chat's messages, at least one; nil for completions. The fields below belong to chat too. For the
 	// APIs Responses and Messages they hold the chat that Dynamo's frontend derives from the request.
-	Messages *jinja.List
+	Messages *values.List
 	// Unmapped names a part of a Responses or Messages request that has no place in a chat; empty if there is none.
 	Unmapped string
 	// Tools and Documents are nil when absent or null.
-	Tools, Documents *jinja.List
+	Tools, Documents *values.List
 	// AddGenerationPrompt is nil when absent; the default is then the opposite of ContinueFinalMessage.
 	AddGenerationPrompt  *bool
 	ContinueFinalMessage bool
 	// ChatTemplateKwargs is chat_template_kwargs (or chat_template_args, Dynamo's name); nil when absent.
-	ChatTemplateKwargs *jinja.Dict
+	ChatTemplateKwargs *values.Dict
 	// ChatTemplate is a template in the request itself; empty when absent.
 	ChatTemplate string
 	// ReasoningEffort is empty when absent.
@@ -124,7 +124,7 @@ type Request struct {
 
 	// Body is the whole object, for fields that have no field here. It holds only those fields that any code reads; the
 	// others were checked and skipped.
-	Body *jinja.Dict
+	Body *values.Dict
 
 	// TooLarge is nil if the prompt was read. Otherwise it says why not: the prompt takes too much memory for its size
 	// (ErrTooManyValues), has too many parts, or is ErrPythonJSON. The fields of Completions and chats are then empty.
@@ -162,7 +162,7 @@ func ParseRequest(path string, body []byte) (*Request, error) { return Parser{}.
 // Parser says how to read request bodies. The zero value reads strict JSON.
 type Parser struct {
 	// Python reads the JSON that servers in Python accept, those of vLLM, SGLang and TensorRT-LLM, see
-	// jinja.JSONReader.
+	// values.JSONReader.
 	Python bool
 	// NoTokens is for callers that need no tokens. Long prompt texts are not decoded: if they have escapes, they stay
 	// encoded as in the JSON.
@@ -170,7 +170,7 @@ type Parser struct {
 }
 
 // ErrPythonJSON says that a Parser with Python cannot read a body that an engine may accept.
-var ErrPythonJSON = jinja.ErrPythonJSON
+var ErrPythonJSON = values.ErrPythonJSON
 
 // Parse is ParseRequest. Further error: ErrPythonJSON.
 func (how Parser) Parse(path string, body []byte) (*Request, error) {
@@ -186,7 +186,7 @@ func (how Parser) Parse(path string, body []byte) (*Request, error) {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is empty: it must be a JSON object."}
 	}
 	allowance := valueCost(len(body))
-	reader := jinja.JSONReader{Field: fields, Allowance: allowance, Python: how.Python}
+	reader := values.JSONReader{Field: fields, Allowance: allowance, Python: how.Python}
 	value, taken, err := reader.Parse(body)
 	var unread error                                                       // of the prompt
 	if errors.Is(err, ErrTooManyValues) || errors.Is(err, ErrPythonJSON) { // the routing fields may be readable
@@ -202,7 +202,7 @@ func (how Parser) Parse(path string, body []byte) (*Request, error) {
 	case err != nil:
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is not valid: " + err.Error() + "."}
 	}
-	object, ok := value.(*jinja.Dict)
+	object, ok := value.(*values.Dict)
 	if !ok {
 		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
 	}
@@ -302,7 +302,7 @@ func (r *Request) readShared() (err error) {
 		r.PreviousResponse, _ = field[string](b, "previous_response_id")
 	}
 	r.choices = max(positiveInt(b, "n"), positiveInt(b, "best_of"), 1)
-	if nvext, ok := field[*jinja.Dict](b, "nvext"); ok {
+	if nvext, ok := field[*values.Dict](b, "nvext"); ok {
 		r.Hints, r.Pins = readHints(nvext), readPins(nvext)
 		if r.Overrides, err = readOverrides(nvext); err != nil {
 			return err
@@ -311,7 +311,7 @@ func (r *Request) readShared() (err error) {
 			return err
 		}
 		r.CacheSalt, _ = field[string](nvext, "cache_salt")
-		if list, ok := field[*jinja.TokenIDs](nvext, "token_data"); ok && list.Bad < 0 {
+		if list, ok := field[*values.TokenIDs](nvext, "token_data"); ok && list.Bad < 0 {
 			r.TokenData = list.IDs
 		}
 	}
@@ -326,13 +326,13 @@ func (r *Request) readChat() error {
 	switch messages, _ := b.Get("messages"); m := messages.(type) {
 	case nil:
 		return missing("messages", "a list of messages")
-	case *jinja.List:
+	case *values.List:
 		if len(m.Items) == 0 {
 			return &Error{Code: CodeInvalidValue, Param: "messages",
 				Message: "'messages' must hold at least one message."}
 		}
 		for i, item := range m.Items {
-			message, ok := item.(*jinja.Dict)
+			message, ok := item.(*values.Dict)
 			if !ok {
 				return wrongType(fmt.Sprintf("messages[%d]", i), "an object with 'role' and 'content'")
 			}
@@ -342,10 +342,10 @@ func (r *Request) readChat() error {
 	default:
 		return wrongType("messages", "a list of messages")
 	}
-	r.Tools, _ = field[*jinja.List](b, "tools")
+	r.Tools, _ = field[*values.List](b, "tools")
 	choice, _ := b.Get("tool_choice")
 	r.ToolChoiceNone = choice == "none"
-	r.Documents, _ = field[*jinja.List](b, "documents")
+	r.Documents, _ = field[*values.List](b, "documents")
 	r.AddGenerationPrompt = optionalBool(b, "add_generation_prompt")
 	if c := optionalBool(b, "continue_final_message"); c != nil {
 		r.ContinueFinalMessage = *c
@@ -358,21 +358,21 @@ func (r *Request) readChat() error {
 }
 
 func (r *Request) readKwargs() {
-	r.ChatTemplateKwargs, _ = field[*jinja.Dict](r.Body, "chat_template_kwargs")
+	r.ChatTemplateKwargs, _ = field[*values.Dict](r.Body, "chat_template_kwargs")
 	if r.ChatTemplateKwargs == nil {
-		r.ChatTemplateKwargs, _ = field[*jinja.Dict](r.Body, "chat_template_args")
+		r.ChatTemplateKwargs, _ = field[*values.Dict](r.Body, "chat_template_args")
 	}
 }
 
 // hasMedia reports whether a message's content has a part that is not text. A part of unknown type counts as media,
 // because routing by load is better than guessing its tokens.
-func hasMedia(message *jinja.Dict) bool {
-	parts, _ := field[*jinja.List](message, "content")
+func hasMedia(message *values.Dict) bool {
+	parts, _ := field[*values.List](message, "content")
 	if parts == nil {
 		return false
 	}
 	for _, p := range parts.Items {
-		part, ok := p.(*jinja.Dict)
+		part, ok := p.(*values.Dict)
 		if !ok {
 			continue
 		}
@@ -402,14 +402,14 @@ func (r *Request) readPrompts() error {
 	case string:
 		r.Prompts = []Prompt{{Text: p}}
 		return nil
-	case *jinja.TokenIDs:
+	case *values.TokenIDs:
 		if len(p.IDs) == 0 && p.Bad < 0 {
 			return &Error{Code: CodeInvalidValue, Param: "prompt", Message: "'prompt' must not be an empty list."}
 		}
 		ids, err := promptTokens("prompt", p)
 		r.Prompts = []Prompt{{Tokens: ids, HasTokens: true}}
 		return err
-	case *jinja.List:
+	case *values.List:
 		if len(p.Items) > MaxPrompts {
 			r.TooLarge = fmt.Errorf("body: 'prompt' holds %d prompts, more than %d: %w", len(p.Items), MaxPrompts,
 				ErrTooManyValues)
@@ -418,14 +418,14 @@ func (r *Request) readPrompts() error {
 		switch p.Items[0].(type) {
 		case string:
 			return r.readTextPrompts(p, want)
-		case *jinja.TokenIDs, *jinja.List:
+		case *values.TokenIDs, *values.List:
 			return r.readTokenPrompts(p, want)
 		}
 	}
 	return wrongType("prompt", want)
 }
 
-func (r *Request) readTextPrompts(list *jinja.List, want string) error {
+func (r *Request) readTextPrompts(list *values.List, want string) error {
 	r.Prompts = make([]Prompt, len(list.Items))
 	for i, item := range list.Items {
 		text, ok := item.(string)
@@ -437,19 +437,19 @@ func (r *Request) readTextPrompts(list *jinja.List, want string) error {
 	return nil
 }
 
-func (r *Request) readTokenPrompts(list *jinja.List, want string) error {
+func (r *Request) readTokenPrompts(list *values.List, want string) error {
 	r.Prompts = make([]Prompt, len(list.Items))
 	for i, item := range list.Items {
 		param := fmt.Sprintf("prompt[%d]", i)
 		switch inner := item.(type) {
-		case *jinja.TokenIDs:
+		case *values.TokenIDs:
 			ids, err := promptTokens(param, inner)
 			if err != nil {
 				return err
 			}
 			r.Prompts[i] = Prompt{Tokens: ids, HasTokens: true}
-		case *jinja.List: // its first item is not a number
-			_, err := promptTokens(param, &jinja.TokenIDs{Bad: 0})
+		case *values.List: // its first item is not a number
+			_, err := promptTokens(param, &values.TokenIDs{Bad: 0})
 			return err
 		default:
 			return wrongType("prompt", want)
@@ -458,7 +458,7 @@ func (r *Request) readTokenPrompts(list *jinja.List, want string) error {
 	return nil
 }
 
-func promptTokens(param string, list *jinja.TokenIDs) ([]uint32, error) {
+func promptTokens(param string, list *values.TokenIDs) ([]uint32, error) {
 	if list.Bad >= 0 {
 		return nil, wrongType(fmt.Sprintf("%s[%d]", param, list.Bad), "a token id: an integer from 0 to 4294967295")
 	}
@@ -472,7 +472,7 @@ func (r *Request) Echo() bool {
 }
 
 // field returns an object's field if it is present and of type T.
-func field[T any](d *jinja.Dict, key string) (T, bool) {
+func field[T any](d *values.Dict, key string) (T, bool) {
 	v, _ := d.Get(key)
 	t, ok := v.(T)
 	return t, ok
@@ -480,7 +480,7 @@ func field[T any](d *jinja.Dict, key string) (T, bool) {
 
 // optionalBool reads a boolean as leniently as the engines' pydantic models ("true", 1); nil if absent or not a
 // boolean.
-func optionalBool(d *jinja.Dict, key string) *bool {
+func optionalBool(d *values.Dict, key string) *bool {
 	v, _ := d.Get(key)
 	var is bool
 	switch x := v.(type) {
@@ -507,7 +507,7 @@ func optionalBool(d *jinja.Dict, key string) *bool {
 }
 
 // positiveInt reads a count as leniently as pydantic (16.0, "16"); 0 if absent or not a positive number.
-func positiveInt(d *jinja.Dict, key string) int {
+func positiveInt(d *values.Dict, key string) int {
 	v, _ := d.Get(key)
 	n := int64(0)
 	switch x := v.(type) {

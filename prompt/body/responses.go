@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // readResponses maps the input of /v1/responses to a chat's messages.
@@ -29,12 +29,12 @@ func (r *Request) readResponses() error {
 		return missing("input", "a string or a list of input items")
 	case string:
 		c.add("user", in)
-	case *jinja.List:
+	case *values.List:
 		for i, item := range in.Items {
 			if r.TooLarge != nil {
 				return nil
 			}
-			object, ok := item.(*jinja.Dict)
+			object, ok := item.(*values.Dict)
 			if !ok {
 				return wrongType(fmt.Sprintf("input[%d]", i), "an object")
 			}
@@ -45,10 +45,10 @@ func (r *Request) readResponses() error {
 		return wrongType("input", "a string or a list of input items")
 	}
 	c.joinLeadingSystem()
-	r.Messages = jinja.NewList(c.messages...)
+	r.Messages = values.NewList(c.messages...)
 	r.readResponsesTools()
 	r.readKwargs()
-	if reasoning, ok := field[*jinja.Dict](b, "reasoning"); ok {
+	if reasoning, ok := field[*values.Dict](b, "reasoning"); ok {
 		r.ReasoningEffort, _ = field[string](reasoning, "effort")
 	}
 	return nil
@@ -59,12 +59,12 @@ func (r *Request) readResponsesTools() {
 	case nil:
 	case string:
 		r.ToolChoiceNone = c == "none"
-	case *jinja.Dict:
+	case *values.Dict:
 		if kind, _ := c.Get("type"); kind != "function" {
 			r.unmapped("a tool_choice that is not a function")
 		}
 	}
-	r.readTools(func(tool *jinja.Dict) any {
+	r.readTools(func(tool *values.Dict) any {
 		if kind, _ := tool.Get("type"); kind != "function" {
 			r.unmapped("a tool that is not a function")
 		}
@@ -95,7 +95,7 @@ func (c *responsesInput) flush() {
 	}
 }
 
-func (c *responsesInput) item(item *jinja.Dict) {
+func (c *responsesInput) item(item *values.Dict) {
 	kind, _ := item.Get("type")
 	_, hasID := field[string](item, "id")
 	if hasID && (kind == nil || kind == "item_reference") {
@@ -122,7 +122,7 @@ func (c *responsesInput) item(item *jinja.Dict) {
 		c.flush()
 		id, _ := item.Get("call_id")
 		output, _ := item.Get("output")
-		if parts, ok := output.(*jinja.List); ok {
+		if parts, ok := output.(*values.List); ok {
 			c.wantTexts(parts)
 			output = joinTexts(parts, "", "input_text")
 		}
@@ -139,11 +139,11 @@ func (c *responsesInput) item(item *jinja.Dict) {
 	}
 }
 
-func concatTexts(item *jinja.Dict, key string) string {
-	parts, _ := field[*jinja.List](item, key)
+func concatTexts(item *values.Dict, key string) string {
+	parts, _ := field[*values.List](item, key)
 	var texts []string
 	for i := range parts.Len() {
-		part, _ := parts.Items[i].(*jinja.Dict)
+		part, _ := parts.Items[i].(*values.Dict)
 		t, _ := field[string](part, "text")
 		texts = append(texts, t)
 	}
@@ -162,16 +162,16 @@ func typeName(kind any) string {
 }
 
 // agentText returns the text of a message between Codex's agents.
-func (c *responsesInput) agentText(item *jinja.Dict) string {
+func (c *responsesInput) agentText(item *values.Dict) string {
 	content, _ := item.Get("content")
-	parts, ok := content.(*jinja.List)
+	parts, ok := content.(*values.List)
 	if !ok {
 		text, _ := content.(string)
 		return text
 	}
 	texts := make([]string, len(parts.Items))
 	for i, p := range parts.Items {
-		part, _ := p.(*jinja.Dict)
+		part, _ := p.(*values.Dict)
 		switch kind, _ := part.Get("type"); kind {
 		case "input_text":
 			texts[i], _ = field[string](part, "text")
@@ -185,9 +185,9 @@ func (c *responsesInput) agentText(item *jinja.Dict) string {
 }
 
 // wantTexts records parts that are not text.
-func (c *responsesInput) wantTexts(parts *jinja.List) {
+func (c *responsesInput) wantTexts(parts *values.List) {
 	for _, p := range parts.Items {
-		part, _ := p.(*jinja.Dict)
+		part, _ := p.(*values.Dict)
 		switch kind, _ := part.Get("type"); kind {
 		case "input_text":
 		case "input_image":
@@ -199,11 +199,11 @@ func (c *responsesInput) wantTexts(parts *jinja.List) {
 }
 
 // message adds a message. typed means that its type is "message"; only then may it hold an assistant's output parts.
-func (c *responsesInput) message(item *jinja.Dict, typed bool) {
+func (c *responsesInput) message(item *values.Dict, typed bool) {
 	role, _ := field[string](item, "role")
 	content, _ := item.Get("content")
 	text, isText := content.(string)
-	parts, isList := content.(*jinja.List)
+	parts, isList := content.(*values.List)
 	switch {
 	case isText || isList:
 	case content == nil && role == "assistant" && typed: // a turn of tool calls without text
@@ -238,14 +238,14 @@ func (c *responsesInput) message(item *jinja.Dict, typed bool) {
 }
 
 // userContent returns a single text part as a string, and other parts as a list.
-func (c *responsesInput) userContent(parts *jinja.List) any {
+func (c *responsesInput) userContent(parts *values.List) any {
 	c.wantTexts(parts)
 	if !c.request.charge(len(parts.Items) * partBytes) {
 		return ""
 	}
 	out := make([]any, 0, len(parts.Items))
 	for _, p := range parts.Items {
-		part, _ := p.(*jinja.Dict)
+		part, _ := p.(*values.Dict)
 		text, ok := field[string](part, "text")
 		if !ok {
 			c.request.unmapped("a content part without text")
@@ -253,17 +253,17 @@ func (c *responsesInput) userContent(parts *jinja.List) any {
 		if len(parts.Items) == 1 {
 			return text
 		}
-		out = append(out, jinja.DictOf("type", "text", "text", text))
+		out = append(out, values.DictOf("type", "text", "text", text))
 	}
-	return jinja.NewList(out...)
+	return values.NewList(out...)
 }
 
 // assistantText joins an assistant's texts: output texts and refusals, or input texts.
-func (c *responsesInput) assistantText(parts *jinja.List, typed bool) string {
+func (c *responsesInput) assistantText(parts *values.List, typed bool) string {
 	var texts []string
 	var first any
 	for i, p := range parts.Items {
-		part, _ := p.(*jinja.Dict)
+		part, _ := p.(*values.Dict)
 		kind, _ := part.Get("type")
 		key := "text"
 		switch {
@@ -290,7 +290,7 @@ func (c *responsesInput) assistantText(parts *jinja.List, typed bool) string {
 func (c *responsesInput) joinLeadingSystem() {
 	var texts []string
 	for _, m := range c.messages {
-		message, _ := m.(*jinja.Dict)
+		message, _ := m.(*values.Dict)
 		if role, _ := message.Get("role"); role != "system" {
 			break
 		}
@@ -298,7 +298,7 @@ func (c *responsesInput) joinLeadingSystem() {
 		texts = append(texts, text)
 	}
 	if len(texts) > 1 {
-		joined := jinja.DictOf("role", "system", "content", strings.Join(texts, "\n\n"))
+		joined := values.DictOf("role", "system", "content", strings.Join(texts, "\n\n"))
 		c.messages = append([]any{joined}, c.messages[len(texts):]...)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"mime"
 	"strings"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Usage is the token counts that a response reports.
@@ -26,7 +26,7 @@ const maxResponseValues = 256 << 10
 
 // readResponse parses JSON from an endpoint, which is not trusted.
 func readResponse(data []byte) (any, error) {
-	value, _, err := jinja.JSONReader{Allowance: maxResponseValues}.Parse(data)
+	value, _, err := values.JSONReader{Allowance: maxResponseValues}.Parse(data)
 	return value, err
 }
 
@@ -132,7 +132,7 @@ func (r *UsageReader) line(line []byte) {
 	if err != nil {
 		return // "[DONE]", for example
 	}
-	event, ok := value.(*jinja.Dict)
+	event, ok := value.(*values.Dict)
 	if !ok {
 		return
 	}
@@ -140,7 +140,7 @@ func (r *UsageReader) line(line []byte) {
 		r.readUsage(event)
 		// The last event of /v1/responses, the first of /v1/messages.
 		for _, name := range [...]string{"response", "message"} {
-			if inner, ok := field[*jinja.Dict](event, name); ok {
+			if inner, ok := field[*values.Dict](event, name); ok {
 				r.readUsage(inner)
 			}
 		}
@@ -176,8 +176,8 @@ func holdsUsage(data []byte) bool {
 var messageCounts = [...]string{"input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"}
 
 // readUsage reads the usage object of a response or event.
-func (r *UsageReader) readUsage(response *jinja.Dict) {
-	usage, ok := field[*jinja.Dict](response, "usage")
+func (r *UsageReader) readUsage(response *values.Dict) {
+	usage, ok := field[*values.Dict](response, "usage")
 	if !ok {
 		return
 	}
@@ -201,7 +201,7 @@ func (r *UsageReader) readUsage(response *jinja.Dict) {
 	r.usage.CachedTokens = positiveInt(usage, "cache_read_input_tokens")
 	// input_tokens_details: /v1/responses
 	for _, name := range [...]string{"prompt_tokens_details", "input_tokens_details"} {
-		if details, ok := field[*jinja.Dict](usage, name); ok {
+		if details, ok := field[*values.Dict](usage, name); ok {
 			if cached, ok := field[int64](details, "cached_tokens"); ok && cached >= 0 {
 				r.usage.CachedTokens += int(min(cached, math.MaxInt32)) // keeps sums in range, like positiveInt
 				r.usage.HasCached = true
@@ -210,18 +210,18 @@ func (r *UsageReader) readUsage(response *jinja.Dict) {
 	}
 }
 
-func hasContent(event *jinja.Dict) bool {
+func hasContent(event *values.Dict) bool {
 	kind, _ := field[string](event, "type") // in events of /v1/responses and /v1/messages
 	if strings.HasSuffix(kind, ".delta") || kind == "content_block_delta" || kind == "message_delta" ||
 		kind == "response.completed" {
 		return true
 	}
-	choices, _ := field[*jinja.List](event, "choices")
+	choices, _ := field[*values.List](event, "choices")
 	if choices == nil {
 		return false
 	}
 	for _, c := range choices.Items {
-		choice, ok := c.(*jinja.Dict)
+		choice, ok := c.(*values.Dict)
 		if !ok {
 			continue
 		}
@@ -231,13 +231,13 @@ func hasContent(event *jinja.Dict) bool {
 		if finish, _ := choice.Get("finish_reason"); finish != nil {
 			return true
 		}
-		delta, _ := field[*jinja.Dict](choice, "delta")
+		delta, _ := field[*values.Dict](choice, "delta")
 		for _, key := range [...]string{"content", "reasoning_content", "reasoning", "refusal"} {
 			if text, _ := field[string](delta, key); text != "" {
 				return true
 			}
 		}
-		if calls, _ := field[*jinja.List](delta, "tool_calls"); calls.Len() > 0 {
+		if calls, _ := field[*values.List](delta, "tool_calls"); calls.Len() > 0 {
 			return true
 		}
 	}
@@ -350,7 +350,7 @@ func (r *UsageReader) capture(p []byte) {
 func (r *UsageReader) readCaptured() {
 	value, err := readResponse(r.carry)
 	if err == nil {
-		response := jinja.NewDict()
+		response := values.NewDict()
 		response.Set(usageKey, value)
 		r.readUsage(response)
 	}

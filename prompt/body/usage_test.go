@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kvepp/internal/bodytest"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 const stream = "text/event-stream; charset=utf-8"
@@ -191,14 +191,14 @@ func TestUsageReaderAgainstParser(t *testing.T) {
 	seen := 0
 	for range 20_000 {
 		body := value(5)
-		v, err := jinja.ParseJSON([]byte(body))
+		v, err := values.ParseJSON([]byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}
 		var want Usage
 		found := false
 		// the reader uses the last of duplicate keys
-		if d, ok := v.(*jinja.Dict); ok && strings.Count(body, `"usage" :`) == 1 {
+		if d, ok := v.(*values.Dict); ok && strings.Count(body, `"usage" :`) == 1 {
 			oracle := &UsageReader{}
 			oracle.readUsage(d)
 			want, found = oracle.usage, oracle.found

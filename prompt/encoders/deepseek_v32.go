@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // DeepSeek V3.2. Source: vLLM 0.33.0, tokenizers/deepseek_v32 and deepseek_v32_encoding; SGLang 0.5.21 to 0.5.23,
@@ -92,7 +92,7 @@ func readDS32(items []any, reasoning string) ([]dsMessage, error) {
 		if messages[i], err = readDSMessage(item, reasoning); err != nil {
 			return nil, err
 		}
-		given, _ := item.(*jinja.Dict)
+		given, _ := item.(*values.Dict)
 		if messages[i].content, err = textField(given, "content"); err != nil {
 			return nil, err
 		}
@@ -200,7 +200,7 @@ func (p *prompt) ds32Message(messages []dsMessage, at, last, asker int, thinking
 	}
 }
 
-func (p *prompt) ds32Tools(tools *jinja.List) {
+func (p *prompt) ds32Tools(tools *values.List) {
 	p.add(ds32ToolsBefore)
 	p.dsSchemas(tools)
 	p.add(ds32ToolsAfter)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // DeepSeek V4. Source: vLLM 0.33.0, tokenizers/deepseek_v4 and deepseek_v4_encoding; SGLang 0.5.21 and 0.5.22,
@@ -87,9 +88,9 @@ func deepSeekV4VLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
 		if messages[i], err = readDSMessage(item, "reasoning"); err != nil {
 			return nil, err
 		}
-		given, _ := item.(*jinja.Dict)
+		given, _ := item.(*values.Dict)
 		content := field(given, "content")
-		if _, isList := content.(*jinja.List); isList && messages[i].role == "tool" {
+		if _, isList := content.(*values.List); isList && messages[i].role == "tool" {
 			return nil, Unknown("a tool's result that is not text")
 		}
 		if messages[i].content, n, err = dsFlatten(content); err != nil {
@@ -131,7 +132,7 @@ var dsVLLM = dsRules{markup: dsMarkupV4, beginAfterSystem: true}
 
 // dsFlatten returns a message's content as one text, in which dsImage stands for each of its images.
 func dsFlatten(content any) (text string, images int, err error) {
-	list, isList := content.(*jinja.List)
+	list, isList := content.(*values.List)
 	if !isList {
 		text, isText := content.(string)
 		if content != nil && !isText {
@@ -141,7 +142,7 @@ func dsFlatten(content any) (text string, images int, err error) {
 	}
 	texts := make([]string, list.Len())
 	for i, item := range list.Items {
-		part, _ := item.(*jinja.Dict)
+		part, _ := item.(*values.Dict)
 		switch kind := field(part, "type"); kind {
 		case "text":
 			text, isText := get[string](part, "text")
@@ -405,7 +406,7 @@ func (p *prompt) dsTransition(c *dsChat, at int) {
 }
 
 // ds4Tools writes what explains tools.
-func (p *prompt) ds4Tools(tools *jinja.List, m dsMarkup) {
+func (p *prompt) ds4Tools(tools *values.List, m dsMarkup) {
 	open, end := "<"+dsml, "</"+dsml
 	p.add("## Tools\n\nYou have access to a set of tools to help answer the user's question. You can invoke tools by ",
 		"writing a \"", open, m.calls, ">\" block like the following:\n\n",

@@ -1,7 +1,7 @@
 package encoders
 
 import (
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // What the encoders of DeepSeek V3.2, V4 and V4.1 share: the special tokens, and the markup of tool calls, which they
@@ -26,19 +26,19 @@ type dsMessage struct {
 	id        string // the call that a tool's message answers
 	// task is one of the tasks that V4 classifies with a token of their own; nil for none.
 	task  any
-	tools *jinja.List
+	tools *values.List
 	calls []dsCall
 }
 
 // dsCall is a tool call.
 type dsCall struct {
 	id, name  string
-	arguments *jinja.Dict
+	arguments *values.Dict
 }
 
 // readDSMessage reads a message whose content is text. reasoning is the name of the field of its reasoning.
 func readDSMessage(item any, reasoning string) (m dsMessage, err error) {
-	given, _ := item.(*jinja.Dict)
+	given, _ := item.(*values.Dict)
 	if m.role, err = textField(given, "role"); err != nil {
 		return m, err
 	}
@@ -56,13 +56,13 @@ func readDSMessage(item any, reasoning string) (m dsMessage, err error) {
 	}
 	m.calls = make([]dsCall, calls.Len())
 	for i, item := range calls.Items {
-		call, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](call, "function")
+		call, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](call, "function")
 		c := &m.calls[i]
 		var hasName, hasArguments bool
 		c.id, _ = get[string](call, "id")
 		c.name, hasName = get[string](function, "name")
-		c.arguments, hasArguments = get[*jinja.Dict](function, "arguments")
+		c.arguments, hasArguments = get[*values.Dict](function, "arguments")
 		if !hasName || m.role == "assistant" && !hasArguments {
 			return m, Unknown("a tool call that is not a function's with a name and arguments")
 		}
@@ -71,9 +71,9 @@ func readDSMessage(item any, reasoning string) (m dsMessage, err error) {
 }
 
 // listField returns a field that is a list; nil if it is absent or null. Another value is an error.
-func listField(d *jinja.Dict, name string) (*jinja.List, error) {
+func listField(d *values.Dict, name string) (*values.List, error) {
 	value := field(d, name)
-	list, ok := value.(*jinja.List)
+	list, ok := value.(*values.List)
 	if value != nil && !ok {
 		return nil, Unknown("a message's " + name + " that is not a list")
 	}
@@ -109,9 +109,9 @@ func (p *prompt) dsInvocations(calls []dsCall, m dsMarkup) {
 }
 
 // dsSchemas appends the functions of tools as JSON, one a line.
-func (p *prompt) dsSchemas(tools *jinja.List) {
+func (p *prompt) dsSchemas(tools *values.List) {
 	for i, item := range tools.Items {
-		tool, _ := item.(*jinja.Dict)
+		tool, _ := item.(*values.Dict)
 		function, ok := tool.Get("function")
 		if !ok {
 			p.fail(refused("a tool without a function"))

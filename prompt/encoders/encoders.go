@@ -15,17 +15,18 @@ import (
 	"unsafe"
 
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Chat is what an engine hands to its encoder.
 type Chat struct {
-	// Messages are objects, each a *jinja.Dict, as the engine converts the request's.
+	// Messages are objects, each a *values.Dict, as the engine converts the request's.
 	Messages []any
 	// Tools are the request's tools, in the form {"type", "function"}; nil for none.
-	Tools *jinja.List
+	Tools *values.List
 	// Variables are the chat template variables, those of the request and of the engine's flags; nil for none. They
 	// include reasoning_effort where the engine puts it there.
-	Variables *jinja.Dict
+	Variables *values.Dict
 	// Task is the request's own task, by which SGLang's DeepSeek V4 classifies the chat; nil for none.
 	Task any
 	// Efforts is the wording of reasoning efforts that SGLang finds in the checkpoint of DeepSeek V4.
@@ -209,7 +210,7 @@ func newPrompt(ctx context.Context, chat *Chat) *prompt {
 	}
 	size := 1 << 10
 	for _, item := range chat.Messages {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		text, _ := get[string](message, "content")
 		size += len(text) + 64
 	}
@@ -272,17 +273,17 @@ func (p *prompt) done() ([]Piece, error) {
 }
 
 // get returns a field if the object has it and its value is of type T.
-func get[T any](d *jinja.Dict, key string) (T, bool) {
+func get[T any](d *values.Dict, key string) (T, bool) {
 	v, _ := d.Get(key)
 	t, ok := v.(T)
 	return t, ok
 }
 
 // field returns a field's value; nil if it is absent or null.
-func field(d *jinja.Dict, name string) any { v, _ := d.Get(name); return v }
+func field(d *values.Dict, name string) any { v, _ := d.Get(name); return v }
 
 // textField returns a field that is a text; "" if it is absent or null. Another value is an error.
-func textField(d *jinja.Dict, name string) (string, error) {
+func textField(d *values.Dict, name string) (string, error) {
 	value := field(d, name)
 	text, ok := value.(string)
 	if value != nil && !ok {
@@ -292,7 +293,7 @@ func textField(d *jinja.Dict, name string) (string, error) {
 }
 
 // flag reports whether Python takes one of the named variables for true.
-func flag(variables *jinja.Dict, names ...string) bool {
+func flag(variables *values.Dict, names ...string) bool {
 	for _, name := range names {
 		if jinja.Truth(field(variables, name)) {
 			return true

@@ -8,20 +8,21 @@ import (
 	"testing"
 
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // chatOf reads a chat from JSON: {"messages": [...], "tools": [...], "kwargs": {...}}.
 func chatOf(t testing.TB, text string) *Chat {
 	t.Helper()
-	value, err := jinja.ParseJSON([]byte(text))
+	value, err := values.ParseJSON([]byte(text))
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	body, _ := value.(*jinja.Dict)
-	messages, _ := get[*jinja.List](body, "messages")
+	body, _ := value.(*values.Dict)
+	messages, _ := get[*values.List](body, "messages")
 	chat := &Chat{Messages: messages.Items}
-	chat.Tools, _ = get[*jinja.List](body, "tools")
-	chat.Variables, _ = get[*jinja.Dict](body, "kwargs")
+	chat.Tools, _ = get[*values.List](body, "tools")
+	chat.Variables, _ = get[*values.Dict](body, "kwargs")
 	return chat
 }
 
@@ -333,8 +334,8 @@ func TestGLM53(t *testing.T) {
 // TestBounds stops at the bound of the prompt, and at the end of the context.
 func TestBounds(t *testing.T) {
 	chat := chatOf(t, `{"messages":[{"role":"user","content":"`+strings.Repeat("x", 5000)+`"}]}`)
-	chat.Tools = jinja.NewList(jinja.DictOf("function",
-		jinja.DictOf("name", "f", "description", strings.Repeat("y", 5000))))
+	chat.Tools = values.NewList(values.DictOf("function",
+		values.DictOf("name", "f", "description", strings.Repeat("y", 5000))))
 	for _, e := range all() {
 		whole, err := encoded(t, e, chat)
 		if err != nil {
@@ -377,15 +378,15 @@ func FuzzEncoders(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		value, err := jinja.ParseJSON([]byte(text))
-		body, ok := value.(*jinja.Dict)
-		messages, isList := get[*jinja.List](body, "messages")
+		value, err := values.ParseJSON([]byte(text))
+		body, ok := value.(*values.Dict)
+		messages, isList := get[*values.List](body, "messages")
 		if err != nil || !ok || !isList {
 			return
 		}
 		chat := &Chat{Messages: messages.Items, MaxBytes: 1 << 20}
-		chat.Tools, _ = get[*jinja.List](body, "tools")
-		chat.Variables, _ = get[*jinja.Dict](body, "kwargs")
+		chat.Tools, _ = get[*values.List](body, "tools")
+		chat.Variables, _ = get[*values.Dict](body, "kwargs")
 		for _, e := range all() {
 			first, err := encoded(t, e, chat)
 			again, errAgain := encoded(t, e, chat)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // GLM-5.3 and GLM-5.3-Flash, whose templates SGLang replaces by code of its own. Source: SGLang 0.5.23,
@@ -40,7 +41,7 @@ const (
 
 // glmChat is a chat for the encoder of GLM-5.3.
 type glmChat struct {
-	messages []*jinja.Dict
+	messages []*values.Dict
 	// keep says that reasoning before the last user's message stays.
 	keep bool
 	// last is the position of the last user's message; -1 if there is none.
@@ -51,9 +52,9 @@ type glmChat struct {
 
 func glm53SGLang(ctx context.Context, chat *Chat) ([]Piece, error) {
 	c := &glmChat{keep: !flag(chat.Variables, "clear_thinking"), last: -1}
-	c.messages = make([]*jinja.Dict, len(chat.Messages))
+	c.messages = make([]*values.Dict, len(chat.Messages))
 	for i, item := range chat.Messages {
-		c.messages[i], _ = item.(*jinja.Dict)
+		c.messages[i], _ = item.(*values.Dict)
 		if field(c.messages[i], "role") == "user" {
 			c.last = i
 		}
@@ -90,9 +91,9 @@ func glm53SGLang(ctx context.Context, chat *Chat) ([]Piece, error) {
 
 // glmTool writes a tool that is not to be loaded later.
 func (p *prompt) glmTool(item any) {
-	tool, _ := item.(*jinja.Dict)
+	tool, _ := item.(*values.Dict)
 	if function, wrapped := tool.Get("function"); wrapped {
-		tool, _ = function.(*jinja.Dict)
+		tool, _ = function.(*values.Dict)
 	}
 	if tool == nil {
 		p.fail(refused("a tool that is not an object"))
@@ -141,16 +142,16 @@ func (p *prompt) glmMessage(c *glmChat, at int) int {
 }
 
 // glmText returns a message's text: its string, or its texts without anything between them.
-func (p *prompt) glmText(m *jinja.Dict) string {
+func (p *prompt) glmText(m *values.Dict) string {
 	switch content := field(m, "content").(type) {
 	case nil:
 		return ""
 	case string:
 		return content
-	case *jinja.List:
+	case *values.List:
 		texts := make([]string, content.Len())
 		for i, item := range content.Items {
-			part, _ := item.(*jinja.Dict)
+			part, _ := item.(*values.Dict)
 			text, isText := get[string](part, "text")
 			if field(part, "type") != "text" || !isText {
 				p.fail(Unknown("a part that is not text"))
@@ -185,12 +186,12 @@ func (p *prompt) glmAssistant(c *glmChat, at int) {
 		return
 	}
 	for i := range calls.Len() {
-		call, _ := calls.Items[i].(*jinja.Dict)
-		if function, _ := get[*jinja.Dict](call, "function"); function.Len() > 0 {
+		call, _ := calls.Items[i].(*values.Dict)
+		if function, _ := get[*values.Dict](call, "function"); function.Len() > 0 {
 			call = function
 		}
 		name, named := get[string](call, "name")
-		arguments, ok := get[*jinja.Dict](call, "arguments")
+		arguments, ok := get[*values.Dict](call, "arguments")
 		if !named || !ok {
 			p.fail(refused("a tool call without a name and arguments that are an object"))
 			return
@@ -223,7 +224,7 @@ func afterLast(text, word string) int {
 func (p *prompt) glmResults(c *glmChat, from, to int) {
 	results := slices.Clone(c.messages[from:to])
 	if order := glmOrder(c, from, to); order != nil {
-		slices.SortStableFunc(results, func(a, b *jinja.Dict) int { return order[glmID(a)] - order[glmID(b)] })
+		slices.SortStableFunc(results, func(a, b *values.Dict) int { return order[glmID(a)] - order[glmID(b)] })
 	}
 	for _, m := range results {
 		text, isText := get[string](m, "content")
@@ -241,10 +242,10 @@ func glmOrder(c *glmChat, from, to int) map[string]int {
 	if from == 0 || field(c.messages[from-1], "role") != "assistant" {
 		return nil
 	}
-	calls, _ := get[*jinja.List](c.messages[from-1], "tool_calls")
+	calls, _ := get[*values.List](c.messages[from-1], "tool_calls")
 	order := map[string]int{}
 	for i := range calls.Len() {
-		call, _ := calls.Items[i].(*jinja.Dict)
+		call, _ := calls.Items[i].(*values.Dict)
 		id := glmID(call)
 		if _, twice := order[id]; twice || id == "" {
 			return nil
@@ -263,7 +264,7 @@ func glmOrder(c *glmChat, from, to int) map[string]int {
 }
 
 // glmID returns the id of a tool call, or of the call that a tool's message answers; "" for none.
-func glmID(d *jinja.Dict) string {
+func glmID(d *values.Dict) string {
 	if id, _ := get[string](d, "tool_call_id"); id != "" {
 		return id
 	}

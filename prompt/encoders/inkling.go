@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // Inkling. Its prompts are token ids: texts between special tokens, each encoded by itself. Source: vLLM 0.31.0 to
@@ -69,8 +70,8 @@ func inklingVLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
 	}
 	tools := append([]any(nil), items(chat.Tools)...)
 	for _, item := range chat.Messages {
-		message, _ := item.(*jinja.Dict)
-		if own, _ := get[*jinja.List](message, "tools"); roleOf(message) == "developer" {
+		message, _ := item.(*values.Dict)
+		if own, _ := get[*values.List](message, "tools"); roleOf(message) == "developer" {
 			tools = append(tools, items(own)...)
 		}
 	}
@@ -78,7 +79,7 @@ func inklingVLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
 		return nil, err
 	}
 	for _, item := range chat.Messages {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		role := roleOf(message)
 		if role != "system" && role != "developer" && effort != "" {
 			p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
@@ -101,7 +102,7 @@ func inklingVLLM(ctx context.Context, chat *Chat) ([]Piece, error) {
 }
 
 // inklingEffortVLLM returns the effort as vLLM shows it; "" for none.
-func inklingEffortVLLM(variables *jinja.Dict) (string, error) {
+func inklingEffortVLLM(variables *values.Dict) (string, error) {
 	value := 0.9
 	switch given := field(variables, "reasoning_effort").(type) {
 	case nil:
@@ -152,7 +153,7 @@ func inklingSGLang(ctx context.Context, chat *Chat) ([]Piece, error) {
 	}
 	messages, prefix, continues := inklingPrefix(chat)
 	for _, item := range messages {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		role := roleOf(message)
 		if role != "system" && role != "developer" && effort != "" {
 			p.message("system", "", inklingPart{inklingText, inklingEffort + effort})
@@ -183,7 +184,7 @@ func inklingPrefix(chat *Chat) (messages []any, prefix string, continues bool) {
 	if len(messages) == 0 || field(chat.Variables, "continue_final_message") != true {
 		return messages, "", false
 	}
-	last, _ := messages[len(messages)-1].(*jinja.Dict)
+	last, _ := messages[len(messages)-1].(*values.Dict)
 	prefix, isText := get[string](last, "content")
 	if roleOf(last) != "assistant" || !isText || jinja.Truth(field(last, "tool_calls")) ||
 		jinja.Truth(field(last, "reasoning_content")) {
@@ -228,14 +229,14 @@ func newInkling(ctx context.Context, chat *Chat) *inklingPrompt {
 }
 
 // items returns a list's items; none for nil.
-func items(list *jinja.List) []any {
+func items(list *values.List) []any {
 	if list == nil {
 		return nil
 	}
 	return list.Items
 }
 
-func roleOf(message *jinja.Dict) string {
+func roleOf(message *values.Dict) string {
 	role, _ := get[string](message, "role")
 	return role
 }
@@ -312,13 +313,13 @@ func (p *inklingPrompt) tools(tools []any) error {
 	}
 	declared := make([]any, len(tools))
 	for i, item := range tools {
-		tool, _ := item.(*jinja.Dict)
-		function, _ := get[*jinja.Dict](tool, "function")
+		tool, _ := item.(*values.Dict)
+		function, _ := get[*values.Dict](tool, "function")
 		name, given := function.Get("name")
 		if !given {
 			return refused("a tool without a name")
 		}
-		spec := jinja.DictOf("description", any(""), "name", name, "parameters", jinja.NewDict(),
+		spec := values.DictOf("description", any(""), "name", name, "parameters", values.NewDict(),
 			"type", "function")
 		for _, field := range []string{"description", "parameters"} {
 			if value, _ := function.Get(field); jinja.Truth(value) {
@@ -330,7 +331,7 @@ func (p *inklingPrompt) tools(tools []any) error {
 		}
 		declared[i] = spec
 	}
-	text, err := p.json(jinja.NewList(declared...))
+	text, err := p.json(values.NewList(declared...))
 	if err != nil {
 		return err
 	}
@@ -339,7 +340,7 @@ func (p *inklingPrompt) tools(tools []any) error {
 }
 
 // add appends what becomes of one message.
-func (p *inklingPrompt) add(message *jinja.Dict, role string) error {
+func (p *inklingPrompt) add(message *values.Dict, role string) error {
 	if inklingRoles[role] == "" {
 		return refused("the role %q for Inkling", role)
 	}
@@ -373,9 +374,9 @@ func (p *inklingPrompt) add(message *jinja.Dict, role string) error {
 	if role != "assistant" {
 		return nil
 	}
-	calls, _ := get[*jinja.List](message, "tool_calls")
+	calls, _ := get[*values.List](message, "tool_calls")
 	for _, item := range items(calls) {
-		call, _ := item.(*jinja.Dict)
+		call, _ := item.(*values.Dict)
 		if err := p.call(call); err != nil {
 			return err
 		}
@@ -384,15 +385,15 @@ func (p *inklingPrompt) add(message *jinja.Dict, role string) error {
 }
 
 // call appends a call of a function.
-func (p *inklingPrompt) call(call *jinja.Dict) error {
-	function, _ := get[*jinja.Dict](call, "function")
+func (p *inklingPrompt) call(call *values.Dict) error {
+	function, _ := get[*values.Dict](call, "function")
 	name, ok := get[string](function, "name")
 	if !ok {
 		return refused("a tool call without a name")
 	}
-	arguments, _ := get[*jinja.Dict](function, "arguments")
+	arguments, _ := get[*values.Dict](function, "arguments")
 	if arguments == nil {
-		arguments = jinja.NewDict()
+		arguments = values.NewDict()
 	}
 	if id, _ := get[string](call, "id"); id != "" {
 		p.names[id] = name
@@ -410,7 +411,7 @@ func (p *inklingPrompt) call(call *jinja.Dict) error {
 }
 
 // result appends a tool's result, as one text on vLLM.
-func (p *inklingPrompt) result(message *jinja.Dict) error {
+func (p *inklingPrompt) result(message *values.Dict) error {
 	name, _ := get[string](message, "name")
 	if name == "" {
 		id, _ := get[string](message, "tool_call_id")
@@ -453,7 +454,7 @@ func (p *inklingPrompt) parts(content any) ([]inklingPart, error) {
 			return nil, nil
 		}
 		return []inklingPart{{inklingText, content}}, nil
-	case *jinja.List:
+	case *values.List:
 		parts := make([]inklingPart, content.Len())
 		for i, item := range content.Items {
 			var err error
@@ -471,7 +472,7 @@ func (p *inklingPrompt) part(item any) (inklingPart, error) {
 	if text, ok := item.(string); ok {
 		return inklingPart{inklingText, text}, nil
 	}
-	part, ok := item.(*jinja.Dict)
+	part, ok := item.(*values.Dict)
 	if !ok {
 		return inklingPart{}, refused("a part that is neither a text nor an object")
 	}

@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // namespace is the result of namespace(), the only value that a template can change.
-type namespace struct{ values *Dict }
+type namespace struct{ values *values.Dict }
 
 // set sets an attribute. Python's sandbox hides names that begin with an underscore. Transformers 5.23 rejects these
 // names, but no engine has it yet.
@@ -36,7 +38,8 @@ func (x *execution) attribute(v any, name string) (any, error) {
 	if v == any(dictType) && !x.mini {
 		return v, nil // dict[name], a types.GenericAlias; a call of it makes a dict
 	}
-	if d, ok := v.(*Dict); ok && (x.mini || !strings.HasPrefix(name, "__") || !slices.Contains(dictInternals, name)) {
+	if d, ok := v.(*values.Dict); ok &&
+		(x.mini || !strings.HasPrefix(name, "__") || !slices.Contains(dictInternals, name)) {
 		if value, ok := d.Get(name); ok {
 			return value, nil
 		}
@@ -49,21 +52,21 @@ func (x *execution) item(v, key any) (any, error) {
 	switch c := v.(type) {
 	case Undefined:
 		return nil, c.err()
-	case *Dict:
+	case *values.Dict:
 		if hashable(key) {
 			if err := x.chargeLookup(key); err != nil {
 				return nil, err
 			}
-			if value, ok := c.get(key); ok {
+			if value, ok := c.Lookup(key); ok {
 				return value, nil
 			}
 		}
-	case *List:
+	case *values.List:
 		if f, isFloat := key.(float64); isFloat && x.mini && f == math.Trunc(f) && math.Abs(f) < 1<<31 {
 			key = int64(f)
 		}
 		n, ok := smallInt(key)
-		if ok && (x.mini || c.kind != kindView) {
+		if ok && (x.mini || c.Kind != values.View) {
 			if n < 0 {
 				n += len(c.Items)
 			}
@@ -140,7 +143,7 @@ var otherAttributes = map[string][]string{
 func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err error) {
 	var methods map[string]builtin
 	switch v.(type) {
-	case string, *Dict, *List:
+	case string, *values.Dict, *values.List:
 		if x.mini { // methods are not attributes; see applyMini
 			return nil, false, nil
 		}
@@ -151,13 +154,13 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 		methods = stringMethods
 	case markup:
 		methods, call = stringMethods, callMarkup
-	case *Dict:
+	case *values.Dict:
 		methods = dictMethods
-	case *List:
-		switch c.kind {
-		case kindList:
+	case *values.List:
+		switch c.Kind {
+		case values.PlainList:
 			methods = listMethods
-		case kindTuple, kindRange:
+		case values.Tuple, values.Range:
 			methods = tupleMethods
 		}
 	case *function:
@@ -176,7 +179,7 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	}
 	method, isMethod := methods[name]
 	if !ok && !isMethod {
-		if _, isDict := v.(*Dict); !isDict && slices.Contains(otherAttributes[kindName(v)], name) {
+		if _, isDict := v.(*values.Dict); !isDict && slices.Contains(otherAttributes[kindName(v)], name) {
 			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
 		}
 		return nil, false, nil
@@ -314,11 +317,11 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 		return marked(s), err
 	case string:
 		return x.sliceString(c, at, set, step)
-	case *List:
-		kind := c.kind
+	case *values.List:
+		kind := c.Kind
 		if x.mini {
-			kind = kindView
-		} else if c.kind == kindView {
+			kind = values.View
+		} else if c.Kind == values.View {
 			break
 		}
 		start, stop := sliceBounds(len(c.Items), at, set, step)
@@ -333,12 +336,12 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 				return nil, err
 			}
 			start = min(start, len(c.Items))
-			return &List{kind: kind, Items: c.Items[start : start+n : start+n]}, nil
+			return &values.List{Kind: kind, Items: c.Items[start : start+n : start+n]}, nil
 		}
 		if err := x.chargeList(n); err != nil {
 			return nil, err
 		}
-		out := &List{kind: kind, Items: make([]any, 0, n)}
+		out := &values.List{Kind: kind, Items: make([]any, 0, n)}
 		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
 			out.Items = append(out.Items, c.Items[i])
 		}

@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 	"unsafe"
+
+	"kvepp/prompt/values"
 )
 
 // Dialect is an implementation of Jinja whose rules a template follows.
@@ -42,10 +44,10 @@ const (
 )
 
 // ErrUnsupported is wrapped by the error of a render whose result this package cannot reproduce.
-var ErrUnsupported = errors.New("jinja: not reproduced")
+var ErrUnsupported = values.ErrUnsupported
 
 func unsupported(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
+	return fmt.Errorf("jinja: %w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
 }
 
 // checkSource rejects source that the lexer reads differently from the dialect.
@@ -132,12 +134,12 @@ func init() {
 			return !isBool && isNumber(v)
 		}),
 		"sequence": kindTest(func(v any) bool {
-			l, ok := v.(*List)
-			return ok && (l.kind == kindList || l.kind == kindTuple)
+			l, ok := v.(*values.List)
+			return ok && (l.Kind == values.PlainList || l.Kind == values.Tuple)
 		}),
 		"mapping": kindTest(func(v any) bool {
 			switch v.(type) {
-			case *Dict, *namespace:
+			case *values.Dict, *namespace:
 				return true
 			}
 			return false
@@ -186,8 +188,8 @@ func (x *execution) callFilter(name string, f builtin, v any, a *arguments) (any
 		return x.callMarked(name, f, v, a)
 	}
 	result, err := callNamed(x, name, f, v, a)
-	if l, ok := result.(*List); ok && (name == "items" || name == "reverse") {
-		l.kind = kindView
+	if l, ok := result.(*values.List); ok && (name == "items" || name == "reverse") {
+		l.Kind = values.View
 	}
 	return result, err
 }
@@ -205,14 +207,14 @@ func (l *methodLink) applyMini(s *scope, v any) (any, error) {
 			return nil, err
 		}
 		method = miniStringMethod(l.name)
-	case *Dict:
+	case *values.Dict:
 		if method = miniDictMethods[l.name]; method == nil {
 			if own, ok := c.Get(l.name); ok {
 				return s.x.call(own, a)
 			}
 		}
-	case *List:
-		if l.name == "count" && (c.kind == kindList || c.kind == kindTuple) {
+	case *values.List:
+		if l.name == "count" && (c.Kind == values.PlainList || c.Kind == values.Tuple) {
 			method = methodListCount
 		}
 	default:
@@ -368,10 +370,10 @@ func (x *execution) miniSlice(v any, bounds [3]any) (out any, done bool, err err
 	empty := false
 	switch c := v.(type) {
 	case nil, Undefined:
-		return &List{kind: kindView}, true, nil
+		return &values.List{Kind: values.View}, true, nil
 	case string:
 		empty = c == ""
-	case *List:
+	case *values.List:
 		empty = len(c.Items) == 0
 	default:
 		return nil, true, fmt.Errorf("value of type %s cannot be sliced", kindName(v))
@@ -444,7 +446,7 @@ func miniNumber(kind string) builtin {
 
 func miniLength(x *execution, v any, a *arguments) (any, error) {
 	switch v.(type) {
-	case string, *List, *Dict:
+	case string, *values.List, *values.Dict:
 		return filterLength(x, v, a)
 	case nil, bool, int64, float64, Undefined:
 		return int64(0), nil
@@ -557,11 +559,11 @@ func miniFromJSON(x *execution, v any, a *arguments) (any, error) {
 	if err := x.alloc(fromJSONMemory * len(s)); err != nil {
 		return nil, err
 	}
-	parsed, err := ParseJSON([]byte(s))
+	parsed, err := values.ParseJSON([]byte(s))
 	if err != nil {
 		return nil, unsupported("%v", err)
 	}
-	return parsed, CheckRustNumbers(parsed)
+	return parsed, values.CheckRustNumbers(parsed)
 }
 
 // miniIndent removes one line end at the end of the text. Only \n separates lines.

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"os"
 	"testing"
+
+	"kvepp/prompt/values"
 )
 
 var furtherMini = flag.String("golden-mini", "", "a file in the form of minijinja.json, for TestAgainstMiniJinja")
@@ -22,20 +24,20 @@ func TestAgainstMiniJinja(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := ParseJSON(raw)
+	v, err := values.ParseJSON(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := v.(*Dict)
-	vars := golden[*Dict](t, file, "vars")
+	file := v.(*values.Dict)
+	vars := golden[*values.Dict](t, file, "vars")
 	vars.Set("add_generation_prompt", true)
 	for _, name := range []string{"tools", "bos_token", "eos_token", "unk_token"} {
 		vars.Set(name, nil)
 	}
-	cases := golden[*List](t, file, "cases")
+	cases := golden[*values.List](t, file, "cases")
 	rendered, unknown := 0, 0
 	for _, item := range cases.Items {
-		c := item.(*Dict)
+		c := item.(*values.Dict)
 		source := golden[string](t, c, "template")
 		if _, fails := c.Get("error"); fails {
 			continue // Dynamo answers 400, so that no worker sees such a request

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"kvepp/prompt/values"
 )
 
 // expression is a part of a template that has a value.
@@ -23,7 +25,7 @@ func (n variable) eval(s *scope) (any, error) { return s.get(string(n)) }
 // sequence is a list or tuple display, as in [a, b].
 type sequence struct {
 	items []expression
-	kind  listKind
+	kind  values.ListKind
 }
 
 func (n *sequence) eval(s *scope) (any, error) {
@@ -31,7 +33,7 @@ func (n *sequence) eval(s *scope) (any, error) {
 		return nil, err
 	}
 	items, err := evalAll(s, n.items)
-	return &List{Items: items, kind: n.kind}, err
+	return &values.List{Items: items, Kind: n.kind}, err
 }
 
 func evalAll(s *scope, list []expression) ([]any, error) {
@@ -52,7 +54,7 @@ func (n *dictNode) eval(s *scope) (any, error) {
 	if err := s.x.chargeDict(len(n.keys)); err != nil {
 		return nil, err
 	}
-	d := NewDict()
+	d := values.NewDict()
 	for i := range n.keys {
 		key, err := n.keys[i].eval(s)
 		if err != nil {
@@ -68,7 +70,7 @@ func (n *dictNode) eval(s *scope) (any, error) {
 		if err := s.x.chargeLookup(key); err != nil {
 			return nil, err
 		}
-		d.set(key, value)
+		d.Put(key, value)
 	}
 	return d, nil
 }
@@ -475,7 +477,7 @@ func (l *argumentList) eval(s *scope) (*arguments, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, ok := v.(*Dict)
+	d, ok := v.(*values.Dict)
 	if !ok {
 		return nil, fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // filters are Jinja2's filters and Transformers' tojson, without missingFilters. There is no autoescape, so that only
@@ -148,7 +150,7 @@ func filterAbs(_ *execution, v any, a *arguments) (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("bad operand type for abs(): '%s'", kindName(v))
 	}
-	return normalInt(new(big.Int).Abs(n)), nil
+	return values.NormalInt(new(big.Int).Abs(n)), nil
 }
 
 func filterAttr(x *execution, v any, a *arguments) (any, error) {
@@ -231,7 +233,7 @@ func filterSlice(x *execution, v any, a *arguments) (any, error) {
 			if i < extra {
 				size++
 			}
-			part := &List{Items: slices.Clone(items[:size])}
+			part := &values.List{Items: slices.Clone(items[:size])}
 			items = items[size:]
 			if fill != nil && i >= extra {
 				part.Items = append(part.Items, fill)
@@ -299,7 +301,7 @@ func filterDictSort(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, ok := v.(*Dict)
+	d, ok := v.(*values.Dict)
 	if !ok {
 		return nil, fmt.Errorf("'%s' object has no items", kindName(v))
 	}
@@ -325,7 +327,7 @@ func filterDictSort(x *execution, v any, a *arguments) (any, error) {
 		keys = append(keys, by)
 	}
 	sorted, err := x.sortItems(items, keys, truth(orDefault(p[2], false)))
-	return &List{Items: sorted}, err
+	return &values.List{Items: sorted}, err
 }
 
 func filterSort(x *execution, v any, a *arguments) (any, error) {
@@ -357,7 +359,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 	}
 	keys := make([]any, len(items))
 	for i, item := range items {
-		key := &List{Items: make([]any, 0, len(paths))}
+		key := &values.List{Items: make([]any, 0, len(paths))}
 		for _, path := range paths {
 			value, err := x.follow(item, path)
 			if err != nil {
@@ -371,7 +373,7 @@ func filterSort(x *execution, v any, a *arguments) (any, error) {
 		keys[i] = key
 	}
 	sorted, err := x.sortItems(items, keys, truth(orDefault(p[0], false)))
-	return &List{Items: sorted}, err
+	return &values.List{Items: sorted}, err
 }
 
 // follow looks up a path such as "function.name" or "0.role" in a value. A nil path returns the value itself.
@@ -532,15 +534,15 @@ func filterInt(x *execution, v any, a *arguments) (any, error) {
 		return nil, u.err()
 	}
 	if n, ok := asInt(v); ok {
-		return normalInt(n), nil
+		return values.NormalInt(n), nil
 	}
 	if possible, err := x.numberText(v); err != nil || !possible {
 		return orDefault(p[0], int64(0)), err
 	}
 	if s, ok := v.(string); ok {
-		if s, ok := pythonNumberText(s); ok && len(s) <= maxIntDigits {
+		if s, ok := pythonNumberText(s); ok && len(s) <= values.MaxIntDigits {
 			if n, ok := new(big.Int).SetString(s, 10); ok {
-				return normalInt(n), nil
+				return values.NormalInt(n), nil
 			}
 		}
 	}
@@ -549,7 +551,7 @@ func filterInt(x *execution, v any, a *arguments) (any, error) {
 		return orDefault(p[0], int64(0)), nil
 	}
 	n, _ := new(big.Float).SetFloat64(math.Trunc(f)).Int(nil)
-	return normalInt(n), nil
+	return values.NormalInt(n), nil
 }
 
 func filterFormat(x *execution, v any, a *arguments) (any, error) {
@@ -568,7 +570,7 @@ func filterFormat(x *execution, v any, a *arguments) (any, error) {
 	if err := x.chargeDict(len(a.names)); err != nil {
 		return nil, err
 	}
-	named := NewDict()
+	named := values.NewDict()
 	for i, name := range a.names {
 		named.Set(name, a.values[i])
 	}
@@ -636,7 +638,7 @@ func filterItems(x *execution, v any, a *arguments) (any, error) {
 		switch v.(type) {
 		case Undefined:
 			return nextOf(nil), nil
-		case *Dict:
+		case *values.Dict:
 			view, err := methodItems(x, v, a)
 			if err != nil {
 				return nil, err
@@ -695,9 +697,9 @@ func filterLength(x *execution, v any, a *arguments) (any, error) {
 			return nil, err
 		}
 		return int64(utf8.RuneCountInString(c)), nil
-	case *List:
+	case *values.List:
 		return int64(len(c.Items)), nil
-	case *Dict:
+	case *values.Dict:
 		return int64(c.Len()), nil
 	case Undefined:
 		return int64(0), nil
@@ -719,7 +721,7 @@ func filterList(x *execution, v any, a *arguments) (any, error) {
 	if err := x.chargeList(len(items)); err != nil {
 		return nil, err
 	}
-	return &List{Items: slices.Clone(items)}, nil
+	return &values.List{Items: slices.Clone(items)}, nil
 }
 
 func filterMap(x *execution, v any, a *arguments) (any, error) {
@@ -870,7 +872,7 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	if s, ok := v.(string); ok {
 		return x.sliceString(s, [3]int{0, 0, -1}, [3]bool{}, -1)
 	}
-	if _, isList := v.(*List); x.mini && !isList {
+	if _, isList := v.(*values.List); x.mini && !isList {
 		return nil, unsupported("the filter reverse of a %s", kindName(v))
 	}
 	items, err := x.iterate(v)
@@ -883,7 +885,7 @@ func filterReverse(x *execution, v any, a *arguments) (any, error) {
 	items = slices.Clone(items)
 	slices.Reverse(items)
 	if _, ok := v.(*generator); ok { // not reversible, so that the filter makes a list
-		return &List{Items: items}, nil
+		return &values.List{Items: items}, nil
 	}
 	return x.generate(nextOf(items))
 }
@@ -924,7 +926,7 @@ func filterRound(x *execution, v any, a *arguments) (any, error) {
 		return nil, errors.New("method must be common, ceil or floor")
 	}
 	if isInt {
-		return normalInt(n), nil
+		return values.NormalInt(n), nil
 	}
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return f, nil
@@ -1076,7 +1078,7 @@ func filterUnique(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := NewDict()
+	seen := values.NewDict()
 	return x.transform(v, func(item any) (any, bool, error) {
 		key, err := x.follow(item, orDefault(p[1], nil))
 		if err == nil {
@@ -1088,10 +1090,10 @@ func filterUnique(x *execution, v any, a *arguments) (any, error) {
 		if err == nil && !hashable(key) {
 			err = unhashable(key)
 		}
-		if err != nil || seen.find(key) >= 0 {
+		if err != nil || seen.Find(key) >= 0 {
 			return nil, true, err
 		}
-		seen.set(key, nil)
+		seen.Put(key, nil)
 		return item, false, x.chargeDict(1)
 	})
 }
@@ -1101,7 +1103,7 @@ func filterURLEncode(x *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	switch v.(type) {
-	case *List, *Dict, Undefined:
+	case *values.List, *values.Dict, Undefined:
 		return nil, unsupported("urlencode of %s", kindName(v))
 	}
 	s, err := x.str(v)

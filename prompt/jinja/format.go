@@ -11,6 +11,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // floatText is Python's repr of a float.
@@ -36,7 +38,7 @@ func floatText(f float64) string {
 // intText returns the digits of an integer. Like Python, it refuses more than 4,300.
 func intText(n *big.Int) (string, error) {
 	text := n.String()
-	if len(text) > maxIntDigits+1 {
+	if len(text) > values.MaxIntDigits+1 {
 		return "", errors.New("exceeds the limit for integer string conversion")
 	}
 	return text, nil
@@ -137,9 +139,9 @@ func (x *execution) repr(out *output, v any) error {
 		return cmp.Or(err, out.write(")"))
 	case Undefined:
 		return out.write("Undefined")
-	case *List:
+	case *values.List:
 		return x.reprList(out, c)
-	case *Dict:
+	case *values.Dict:
 		return x.reprDict(out, c)
 	case *namespace:
 		if x.mini {
@@ -171,19 +173,19 @@ func (x *execution) repr(out *output, v any) error {
 	return unsupported("a %s prints as its address, which is different in each process", kindName(v))
 }
 
-func (x *execution) reprList(out *output, l *List) error {
+func (x *execution) reprList(out *output, l *values.List) error {
 	open, end := "[", "]"
-	kind := l.kind
+	kind := l.Kind
 	if x.mini {
-		kind = kindList
+		kind = values.PlainList
 	}
 	switch kind {
-	case kindTuple:
+	case values.Tuple:
 		open, end = "(", ")"
 		if len(l.Items) == 1 {
 			end = ",)"
 		}
-	case kindRange, kindView:
+	case values.Range, values.View:
 		return unsupported("printing a %s", kindName(l))
 	}
 	if err := x.enter(); err != nil {
@@ -206,7 +208,7 @@ func (x *execution) reprList(out *output, l *List) error {
 	return out.write(end)
 }
 
-func (x *execution) reprDict(out *output, d *Dict) error {
+func (x *execution) reprDict(out *output, d *values.Dict) error {
 	if err := x.enter(); err != nil {
 		return err
 	}
@@ -269,20 +271,12 @@ func appendRepr(to []byte, s string, quote rune) []byte {
 		case unicode.IsPrint(r):
 			to = utf8.AppendRune(to, r)
 		case r < 0x100:
-			to = appendHex(append(to, `\x`...), r, 2)
+			to = values.AppendHex(append(to, `\x`...), r, 2)
 		case r < 0x10000:
-			to = appendHex(append(to, `\u`...), r, 4)
+			to = values.AppendHex(append(to, `\u`...), r, 4)
 		default:
-			to = appendHex(append(to, `\U`...), r, 8)
+			to = values.AppendHex(append(to, `\U`...), r, 8)
 		}
-	}
-	return to
-}
-
-// appendHex appends the given number of lowest hexadecimal digits of n.
-func appendHex(to []byte, n rune, digits int) []byte {
-	for digits--; digits >= 0; digits-- {
-		to = append(to, "0123456789abcdef"[n>>(4*digits)&0xF])
 	}
 	return to
 }
@@ -362,11 +356,11 @@ func (w *jsonWriter) value(v any) error {
 		return w.string(c)
 	case markup:
 		return w.string(string(c))
-	case *List:
-		if c.kind == kindList || c.kind == kindTuple || w.x.mini {
+	case *values.List:
+		if c.Kind == values.PlainList || c.Kind == values.Tuple || w.x.mini {
 			return w.list(c)
 		}
-	case *Dict:
+	case *values.Dict:
 		return w.dict(c)
 	case bool, int64, *big.Int, float64:
 		if n, ok := c.(*big.Int); ok {
@@ -438,12 +432,12 @@ func (w *jsonWriter) nested(open, end string, n int, element func(i int) error) 
 	return w.out.write(end)
 }
 
-func (w *jsonWriter) list(l *List) error {
+func (w *jsonWriter) list(l *values.List) error {
 	return w.nested("[", "]", len(l.Items), func(i int) error { return w.value(l.Items[i]) })
 }
 
-func (w *jsonWriter) dict(d *Dict) error {
-	keys, values := d.keys, d.values
+func (w *jsonWriter) dict(d *values.Dict) error {
+	keys, values := d.Keys(), d.Values()
 	if w.sortKeys {
 		if err := w.x.chargeList(2 * len(keys)); err != nil {
 			return err
@@ -531,77 +525,29 @@ func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, err
 	return order, failed
 }
 
-// jsonClean reports whether a string needs no escapes in JSON.
-func jsonClean(s string, ascii bool) bool {
-	for i := range len(s) {
-		if c := s[i]; c < 0x20 || c == '"' || c == '\\' || ascii && c >= 0x7F {
-			return false
-		}
-	}
-	return true
-}
-
-// appendJSONString appends a string as JSON.
-func appendJSONString(b []byte, s string, ascii bool) []byte {
-	if jsonClean(s, ascii) {
-		return append(append(append(b, '"'), s...), '"')
-	}
-	b = append(b, '"')
-	b = appendJSON(b, s, ascii)
-	return append(b, '"')
-}
-
 // string writes a string as JSON.
 func (w *jsonWriter) string(s string) error {
 	if err := w.x.chargeBytes(len(s)); err != nil {
 		return err
 	}
-	if jsonClean(s, w.ascii) {
+	if values.CleanJSON(s, w.ascii) {
 		return w.out.write(`"`, s, `"`)
 	}
 	if err := w.out.write(`"`); err != nil {
 		return err
 	}
-	if err := w.out.writeEach(s, func(to []byte, s string) []byte { return appendJSON(to, s, w.ascii) }); err != nil {
+	escape := func(to []byte, s string) []byte { return values.AppendJSON(to, s, w.ascii) }
+	if err := w.out.writeEach(s, escape); err != nil {
 		return err
 	}
 	return w.out.write(`"`)
 }
 
-// appendJSON appends s as JSON without the quotes.
-func appendJSON(b []byte, s string, ascii bool) []byte {
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b = append(b, '\\', byte(r))
-		case r == '\n':
-			b = append(b, `\n`...)
-		case r == '\r':
-			b = append(b, `\r`...)
-		case r == '\t':
-			b = append(b, `\t`...)
-		case r == '\b':
-			b = append(b, `\b`...)
-		case r == '\f':
-			b = append(b, `\f`...)
-		case r < 0x20 || ascii && r >= 0x7F && r < 0x10000:
-			b = appendHex(append(b, `\u`...), r, 4)
-		case ascii && r >= 0x10000:
-			r -= 0x10000
-			b = appendHex(append(b, `\u`...), 0xD800+r>>10, 4)
-			b = appendHex(append(b, `\u`...), 0xDC00+r&0x3FF, 4)
-		default:
-			b = utf8.AppendRune(b, r)
-		}
-	}
-	return b
-}
-
-// percentFormat is format % values, for the conversions that templates use: s, r, d, i, x and f, with width and flags.
-// If the format is marked, it escapes the values' texts.
-func (x *execution) percentFormat(format string, values any, marked bool) (string, error) {
-	single := []any{values}
-	if l, ok := values.(*List); ok && l.kind == kindTuple {
+// percentFormat is format % operands, for the conversions that templates use: s, r, d, i, x and f, with width and
+// flags. If the format is marked, it escapes the values' texts.
+func (x *execution) percentFormat(format string, operands any, marked bool) (string, error) {
+	single := []any{operands}
+	if l, ok := operands.(*values.List); ok && l.Kind == values.Tuple {
 		single = l.Items
 	}
 	used := 0
@@ -631,7 +577,7 @@ func (x *execution) percentFormat(format string, values any, marked bool) (strin
 			}
 			continue
 		}
-		piece, rest, err := x.percentOne(rest, values, next, marked)
+		piece, rest, err := x.percentOne(rest, operands, next, marked)
 		if err != nil {
 			return "", err
 		}
@@ -641,7 +587,7 @@ func (x *execution) percentFormat(format string, values any, marked bool) (strin
 		format = rest
 	}
 	// Python takes a value with items for a mapping, which may stay unused.
-	if used < len(single) && !slices.Contains([]string{"dict", "list", "range", "Undefined"}, kindName(values)) {
+	if used < len(single) && !slices.Contains([]string{"dict", "list", "range", "Undefined"}, kindName(operands)) {
 		return "", errors.New("not all arguments converted during string formatting")
 	}
 	return out.text()
@@ -650,7 +596,7 @@ func (x *execution) percentFormat(format string, values any, marked bool) (strin
 // percentOne formats one conversion, after its percent sign.
 func (x *execution) percentOne(
 	spec string,
-	values any,
+	operands any,
 	next func() (any, error),
 	marked bool,
 ) (text, rest string, err error) {
@@ -681,7 +627,7 @@ func (x *execution) percentOne(
 	}
 	var v any
 	if name != "" {
-		d, ok := values.(*Dict)
+		d, ok := operands.(*values.Dict)
 		if !ok {
 			return "", "", errors.New("format requires a mapping")
 		}

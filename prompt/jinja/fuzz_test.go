@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"math/big"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // FuzzTemplate compiles and renders arbitrary templates. Errors are allowed; panics, hangs and invalid UTF-8 are not.
@@ -18,24 +21,24 @@ func FuzzTemplate(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	v, err := ParseJSON(raw)
+	v, err := values.ParseJSON(raw)
 	if err != nil {
 		f.Fatal(err)
 	}
-	file := v.(*Dict)
+	file := v.(*values.Dict)
 	cases, _ := file.Get("cases")
-	for _, c := range cases.(*List).Items {
-		source, _ := c.(*Dict).Get("template")
+	for _, c := range cases.(*values.List).Items {
+		source, _ := c.(*values.Dict).Get("template")
 		f.Add(source.(string))
 	}
 	vars, _ := file.Get("vars")
 	f.Fuzz(func(t *testing.T, source string) {
-		fuzzTemplate(t, Python, source, vars.(*Dict))
-		fuzzTemplate(t, MiniJinja, source, vars.(*Dict))
+		fuzzTemplate(t, Python, source, vars.(*values.Dict))
+		fuzzTemplate(t, MiniJinja, source, vars.(*values.Dict))
 	})
 }
 
-func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
+func fuzzTemplate(t *testing.T, d Dialect, source string, vars *values.Dict) {
 	tmpl, err := d.Compile("fuzz", source)
 	if err != nil {
 		return
@@ -51,8 +54,8 @@ func fuzzTemplate(t *testing.T, d Dialect, source string, vars *Dict) {
 func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 	t.Helper()
 	switch w := want.(type) {
-	case *Dict:
-		g := got.(*Dict)
+	case *values.Dict:
+		g := got.(*values.Dict)
 		if g.Len() != w.Len() {
 			t.Fatalf("%d keys, want %d", g.Len(), w.Len())
 		}
@@ -63,8 +66,8 @@ func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 			}
 			sameOrAsWritten(t, x, value, may)
 		}
-	case *List:
-		g := got.(*List)
+	case *values.List:
+		g := got.(*values.List)
 		if len(g.Items) != len(w.Items) {
 			t.Fatalf("%d items, want %d", len(g.Items), len(w.Items))
 		}
@@ -73,8 +76,8 @@ func sameOrAsWritten(t *testing.T, got, want any, may bool) {
 		}
 	case string:
 		g := got.(string)
-		if may && g != w && len(g) >= longString {
-			read, err := ParseJSON([]byte(`"` + g + `"`))
+		if may && g != w && len(g) >= 256 {
+			read, err := values.ParseJSON([]byte(`"` + g + `"`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,35 +112,32 @@ func FuzzParseJSON(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		v, err := ParseJSON(body)
-		around, _, aroundErr := JSONReader{Field: func(_, key string) JSONField {
+		v, err := values.ParseJSON(body)
+		around, _, aroundErr := values.JSONReader{Field: func(_, key string) values.JSONField {
 			if key != "decoded" {
-				return JSONAsWritten
+				return values.JSONAsWritten
 			}
 			return 0
 		}}.Parse(body)
-		if _, _, err := (JSONReader{Field: func(_, key string) JSONField { return JSONSkip }}).Parse(body); fmt.Sprint(
-			err,
-		) != fmt.Sprint(
-			aroundErr,
-		) {
+		skips := values.JSONReader{Field: func(_, key string) values.JSONField { return values.JSONSkip }}
+		if _, _, err := skips.Parse(body); fmt.Sprint(err) != fmt.Sprint(aroundErr) {
 			t.Fatalf("%q: error %v, but %v when fields are skipped", body, aroundErr, err)
 		}
 		if fmt.Sprint(err) != fmt.Sprint(aroundErr) {
 			t.Fatalf("%q: error %v, but %v when strings are not decoded", body, err, aroundErr)
 		}
-		if object, ok := v.(*Dict); err == nil && ok {
+		if object, ok := v.(*values.Dict); err == nil && ok {
 			for key, value := range object.All() {
-				got, _ := around.(*Dict).Get(key.(string))
+				got, _ := around.(*values.Dict).Get(key.(string))
 				sameOrAsWritten(t, got, value, key != "decoded")
 			}
 		}
-		python, _, pythonErr := JSONReader{Python: true}.Parse(body)
-		if err == nil && (pythonErr != nil || fmt.Sprint(plain(v)) != fmt.Sprint(plain(python))) {
+		python, _, pythonErr := values.JSONReader{Python: true}.Parse(body)
+		if err == nil && (pythonErr != nil || !reflect.DeepEqual(v, python)) {
 			t.Fatalf("%q: %v to Python: %v", body, v, pythonErr)
 		}
-		var syntax *SyntaxError
-		if pythonErr != nil && !errors.Is(pythonErr, ErrPythonJSON) && !errors.As(pythonErr, &syntax) {
+		var syntax *values.SyntaxError
+		if pythonErr != nil && !errors.Is(pythonErr, values.ErrPythonJSON) && !errors.As(pythonErr, &syntax) {
 			t.Fatalf("%q: error of type %T", body, pythonErr)
 		}
 		valid := json.Valid(body)
@@ -160,7 +160,7 @@ func FuzzParseJSON(f *testing.F) {
 				t.Context(),
 				&Template{},
 				Limits{
-					Depth:       MaxJSONDepth + 1,
+					Depth:       values.MaxJSONDepth + 1,
 					OutputBytes: 1 << 30,
 					Steps:       1 << 30,
 					Timeout:     time.Hour,
@@ -175,7 +175,7 @@ func FuzzParseJSON(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err := ParseJSON([]byte(written))
+			again, err := values.ParseJSON([]byte(written))
 			if err != nil {
 				t.Fatalf("%q: written as %q: %v", body, written, err)
 			}

@@ -1,5 +1,7 @@
 package jinja
 
+import "kvepp/prompt/values"
+
 // generator is a Python generator or another iterator without a length. It is true, and can be read once.
 type generator struct {
 	next nextItem
@@ -13,7 +15,7 @@ func (x *execution) generate(next nextItem) (any, error) {
 	g := &generator{next}
 	if x.mini {
 		items, err := x.iterate(g)
-		return &List{Items: items}, err
+		return &values.List{Items: items}, err
 	}
 	return g, x.alloc(2 * valueSize)
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kvepp/prompt/values"
 )
 
 // globals are the names that every template sees: Jinja2's and Transformers'.
@@ -63,7 +65,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 	if err := x.chargeList(count); err != nil {
 		return nil, err
 	}
-	out := &List{kind: kindRange, Items: make([]any, count)}
+	out := &values.List{Kind: values.Range, Items: make([]any, count)}
 	for i := range out.Items {
 		out.Items[i] = int64(start + i*step)
 	}
@@ -71,21 +73,21 @@ func globalRange(x *execution, a *arguments) (any, error) {
 }
 
 // dictArguments builds the result of dict() from a mapping or pairs, and from keyword arguments.
-func dictArguments(x *execution, a *arguments) (*Dict, error) {
+func dictArguments(x *execution, a *arguments) (*values.Dict, error) {
 	if err := x.chargeDict(len(a.names)); err != nil {
 		return nil, err
 	}
-	d := NewDict()
+	d := values.NewDict()
 	if len(a.positional) > 1 {
 		return nil, errors.New("expected at most 1 positional argument")
 	}
 	for _, v := range a.positional {
-		if from, ok := v.(*Dict); ok {
+		if from, ok := v.(*values.Dict); ok {
 			if err := x.chargeDict(from.Len()); err != nil {
 				return nil, err
 			}
 			for key, value := range from.All() {
-				d.set(key, value)
+				d.Put(key, value)
 			}
 			continue
 		}
@@ -110,7 +112,7 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 			if err := x.chargeLookup(pair[0]); err != nil {
 				return nil, err
 			}
-			d.set(pair[0], pair[1])
+			d.Put(pair[0], pair[1])
 		}
 	}
 	for i, name := range a.names {
@@ -122,12 +124,12 @@ func dictArguments(x *execution, a *arguments) (*Dict, error) {
 func globalDict(x *execution, a *arguments) (any, error) { return dictArguments(x, a) }
 
 func globalNamespace(x *execution, a *arguments) (any, error) {
-	values, err := dictArguments(x, a)
+	given, err := dictArguments(x, a)
 	if err != nil {
 		return nil, err
 	}
-	ns := &namespace{NewDict()}
-	for key, value := range values.All() {
+	ns := &namespace{values.NewDict()}
+	for key, value := range given.All() {
 		name, ok := textOf(key)
 		if !ok {
 			return nil, errors.New("a namespace's names must be strings")

@@ -6,10 +6,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"kvepp/prompt/values"
 )
 
 // golden returns a field of a dict in a golden file.
-func golden[T any](t *testing.T, d *Dict, key string) T {
+func golden[T any](t *testing.T, d *values.Dict, key string) T {
 	t.Helper()
 	v, _ := d.Get(key)
 	typed, ok := v.(T)
@@ -41,19 +43,19 @@ func againstJinja2(t *testing.T, path string, least int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := ParseJSON(raw)
+	v, err := values.ParseJSON(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := v.(*Dict)
-	vars := golden[*Dict](t, file, "vars")
-	cases := golden[*List](t, file, "cases")
+	file := v.(*values.Dict)
+	vars := golden[*values.Dict](t, file, "vars")
+	cases := golden[*values.List](t, file, "cases")
 	if len(cases.Items) < least {
 		t.Fatalf("only %d cases", len(cases.Items))
 	}
 	unknown := 0
 	for _, item := range cases.Items {
-		c := item.(*Dict)
+		c := item.(*values.Dict)
 		source := golden[string](t, c, "template")
 		_, fails := c.Get("error")
 		_, refused := c.Get("refused") // the output differs in each process
@@ -84,7 +86,7 @@ func againstJinja2(t *testing.T, path string, least int) {
 // TestSums adds strings, which are not joined before they are printed, and other values between them. The first invalid
 // addition ends the render.
 func TestSums(t *testing.T) {
-	vars := NewDict()
+	vars := values.NewDict()
 	vars.Set("s", strings.Repeat("x", 600))
 	for source, want := range map[string]string{
 		"{{ 'a' + 'b' + 'c' }}":                            "abc",
@@ -113,6 +115,47 @@ func TestSums(t *testing.T) {
 		}
 		if got != want && (err == nil || !strings.Contains(got, want)) {
 			t.Errorf("%s: got %.100q, want %q", source, got, want)
+		}
+	}
+}
+
+// TestPythonNumbersInTemplates: numbers that are not finite print as Python prints them.
+func TestPythonNumbersInTemplates(t *testing.T) {
+	v, _, err := values.JSONReader{Python: true}.Parse([]byte(`{"a":[NaN,Infinity,-1e400]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	template, err := Compile("numbers", "{{ a }} {{ a|tojson }} {{ a[0] == a[1] }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := template.Render(t.Context(), v.(*values.Dict), Limits{})
+	if want := "[nan, inf, -inf] [NaN, Infinity, -Infinity] False"; err != nil || got != want {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
+
+func BenchmarkRender(b *testing.B) {
+	tmpl, err := Compile(
+		"chatml",
+		"{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content|trim + '<|im_end|>\n' }}{% endfor %}{% "+
+			"if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+	)
+	if err != nil {
+		b.Fatal(err)
+	}
+	v, err := values.ParseJSON([]byte(`{"messages":[` + strings.Repeat(
+		`{"role":"user","content":"`+strings.Repeat("The harbour was quiet. ", 80)+`\n"},`, 19) +
+		`{"role":"assistant","content":"end"}]}`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	vars := v.(*values.Dict).Clone()
+	vars.Set("add_generation_prompt", true)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := tmpl.Render(b.Context(), vars, Limits{}); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

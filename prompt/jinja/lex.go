@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/runenames"
+
+	"kvepp/prompt/values"
 )
 
 // tokenKind is the kind of a token.
@@ -445,14 +447,14 @@ func (l *lexer) number(rest string) error {
 
 func (l *lexer) addInteger(digits string, base, end int) error {
 	digits = strings.ReplaceAll(digits, "_", "")
-	if len(digits) > maxIntDigits {
+	if len(digits) > values.MaxIntDigits {
 		return errors.New("number too long")
 	}
 	n, ok := new(big.Int).SetString(digits, base)
 	if !ok {
 		return errors.New("malformed number")
 	}
-	l.add(token{kind: tokenNumber, value: normalInt(n)}, l.pos)
+	l.add(token{kind: tokenNumber, value: values.NormalInt(n)}, l.pos)
 	l.pos += end
 	return nil
 }
@@ -587,3 +589,5 @@ func namedCharacter(s string) (r rune, size int, err error) {
 	}
 	return r, size, nil
 }
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }

@@ -9,13 +9,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kvepp/prompt/values"
 )
 
 // nestedValue returns a list nested to this depth.
-func nestedValue(depth int) *List {
-	l := NewList()
+func nestedValue(depth int) *values.List {
+	l := values.NewList()
 	for range depth {
-		l = NewList(l)
+		l = values.NewList(l)
 	}
 	return l
 }
@@ -26,10 +28,10 @@ func TestLimits(t *testing.T) {
 	}
 	// A stack overflow ends the process, so the test sets a small stack: a missing limit then fails quickly.
 	defer debug.SetMaxStack(debug.SetMaxStack(64 << 20))
-	vars := NewDict()
+	vars := values.NewDict()
 	vars.Set("deep", nestedValue(100_000))
 	vars.Set("s", strings.Repeat("x", 1000))
-	vars.Set("l", NewList(make([]any, 1000)...))
+	vars.Set("l", values.NewList(make([]any, 1000)...))
 	for name, source := range map[string]string{
 		"macro recursion":       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 		"macro recursion, args": "{% macro f(x) %}{{ f(x + [((((((1))))))]) }}{% endmacro %}{{ f([]) }}",
@@ -208,13 +210,13 @@ func TestStrftimeNow(t *testing.T) {
 		"%H:%M:%S.%f %I %p %e|%%": "05:06:07.000089 05 AM  4|%",
 		"%j %U %W %V %u %w %z%Z":  "063 09 09 10 2 2 ",
 	} {
-		vars := NewDict()
+		vars := values.NewDict()
 		vars.Set("format", format)
 		if got, err := tmpl.Render(t.Context(), vars, Limits{}); err != nil || got != want {
 			t.Errorf("%q: got %q, %v; want %q", format, got, err, want)
 		}
 	}
-	vars := NewDict()
+	vars := values.NewDict()
 	vars.Set("format", "%Q")
 	if got, err := tmpl.Render(t.Context(), vars, Limits{}); err == nil {
 		t.Errorf("%%Q gives %q", got)
@@ -224,7 +226,7 @@ func TestStrftimeNow(t *testing.T) {
 // TestRenderLeavesVars renders templates that would modify their variables, and compares the variables.
 func TestRenderLeavesVars(t *testing.T) {
 	const body = `{"l": [3, 1, 2], "d": {"b": 1, "a": 2}}`
-	v, err := ParseJSON([]byte(body))
+	v, err := values.ParseJSON([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,11 +238,11 @@ func TestRenderLeavesVars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := tmpl.Render(t.Context(), v.(*Dict), Limits{})
+	first, err := tmpl.Render(t.Context(), v.(*values.Dict), Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := tmpl.Render(t.Context(), v.(*Dict), Limits{}); err != nil || again != first {
+	if again, err := tmpl.Render(t.Context(), v.(*values.Dict), Limits{}); err != nil || again != first {
 		t.Errorf("second render: %q, %v; first: %q", again, err, first)
 	}
 }
@@ -313,7 +315,7 @@ func TestHostileSources(t *testing.T) {
 				tmpl.LoopsOverContent(true)
 				tmpl.LoopsOverContent(false)
 				tmpl.LoopsOver("message", "content")
-				_, err = tmpl.Render(t.Context(), NewDict(), Limits{})
+				_, err = tmpl.Render(t.Context(), values.NewDict(), Limits{})
 			}
 			if used := allocated() - before; used > 128<<20 {
 				t.Errorf("%s: allocated %d bytes (%.100v)", name, used, err)

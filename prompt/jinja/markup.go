@@ -3,12 +3,17 @@ package jinja
 import (
 	"errors"
 	"slices"
+
+	"kvepp/prompt/values"
 )
 
 // markup is markupsafe's Markup: text that is safe to insert into HTML. The filter safe makes it of any text. Its
 // operators and methods escape the text that they add to it, although the template's own output is never escaped.
 // Source: markupsafe 3.0.4, Markup.
 type markup string
+
+// Key says that markup equals its text as the key of a dict.
+func (m markup) Key() any { return string(m) }
 
 // textOf returns the text of a string or of markup.
 func textOf(v any) (string, bool) {
@@ -34,7 +39,7 @@ func marked(v any) any {
 	switch s := v.(type) {
 	case string:
 		return markup(s)
-	case *List: // of split and similar methods: no other value refers to it
+	case *values.List: // of split and similar methods: no other value refers to it
 		for i, item := range s.Items {
 			s.Items[i] = marked(item)
 		}
@@ -151,7 +156,7 @@ func callMarkup(x *execution, name string, method builtin, v any, a *arguments) 
 			return nil, err
 		}
 		inserted = slices.Clone(items)
-		a.positional[0] = &List{Items: inserted}
+		a.positional[0] = &values.List{Items: inserted}
 	}
 	for i, value := range inserted {
 		if inserted[i], err = x.escaped(value); err != nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // stringMethods are the methods of str. The receiver is always a string.
@@ -330,7 +332,7 @@ func affixMethod(has func(s, affix string) bool) builtin {
 			return nil, err
 		}
 		affixes := []any{p[0]}
-		if l, ok := p[0].(*List); ok && l.kind == kindTuple {
+		if l, ok := p[0].(*values.List); ok && l.Kind == values.Tuple {
 			affixes = l.Items
 		}
 		part, _, ok, err := x.substring(text(v), p[1], p[2])
@@ -781,13 +783,13 @@ func methodFromKeys(x *execution, _ any, a *arguments) (any, error) {
 	if err == nil {
 		err = x.chargeDict(len(keys))
 	}
-	d := NewDict()
+	d := values.NewDict()
 	for i := 0; i < len(keys) && err == nil; i++ {
 		if !hashable(keys[i]) {
 			return nil, unhashable(keys[i])
 		}
 		err = x.chargeLookup(keys[i])
-		d.set(keys[i], orDefault(p[1], nil))
+		d.Put(keys[i], orDefault(p[1], nil))
 	}
 	return d, err
 }
@@ -800,14 +802,14 @@ func methodGet(x *execution, v any, a *arguments) (any, error) {
 	if len(a.names) > 0 {
 		return nil, errors.New("takes no keyword arguments")
 	}
-	d, _ := v.(*Dict)
+	d, _ := v.(*values.Dict)
 	if !hashable(p[0]) {
 		return nil, unhashable(p[0])
 	}
 	if err := x.chargeLookup(p[0]); err != nil {
 		return nil, err
 	}
-	if found, ok := d.get(p[0]); ok {
+	if found, ok := d.Lookup(p[0]); ok {
 		return found, nil
 	}
 	return orDefault(p[1], nil), nil
@@ -817,11 +819,11 @@ func methodItems(x *execution, v any, a *arguments) (any, error) {
 	if _, err := a.bind(); err != nil {
 		return nil, err
 	}
-	d, _ := v.(*Dict)
+	d, _ := v.(*values.Dict)
 	if err := x.chargeList(6 * d.Len()); err != nil { // including the pairs
 		return nil, err
 	}
-	view := &List{kind: kindView, Items: make([]any, 0, d.Len())}
+	view := &values.List{Kind: values.View, Items: make([]any, 0, d.Len())}
 	for key, value := range d.All() {
 		view.Items = append(view.Items, newTuple(key, value))
 	}
@@ -833,8 +835,8 @@ func methodKeys(x *execution, v any, a *arguments) (any, error) {
 	if err == nil {
 		err = x.chargeList(0)
 	}
-	d, _ := v.(*Dict)
-	return &List{kind: kindView, Items: slices.Clip(d.keys)}, err
+	d, _ := v.(*values.Dict)
+	return &values.List{Kind: values.View, Items: slices.Clip(d.Keys())}, err
 }
 
 func methodValues(x *execution, v any, a *arguments) (any, error) {
@@ -842,8 +844,8 @@ func methodValues(x *execution, v any, a *arguments) (any, error) {
 	if err == nil {
 		err = x.chargeList(0)
 	}
-	d, _ := v.(*Dict)
-	return &List{kind: kindView, Items: slices.Clip(d.values)}, err
+	d, _ := v.(*values.Dict)
+	return &values.List{Kind: values.View, Items: slices.Clip(d.Values())}, err
 }
 
 func methodListCount(x *execution, v any, a *arguments) (any, error) {
@@ -851,7 +853,7 @@ func methodListCount(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, _ := v.(*List)
+	l, _ := v.(*values.List)
 	n := int64(0)
 	for _, item := range l.Items {
 		same, err := x.equal(item, p[0])
@@ -870,7 +872,7 @@ func methodListIndex(x *execution, v any, a *arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, _ := v.(*List)
+	l, _ := v.(*values.List)
 	for i, item := range l.Items {
 		same, err := x.equal(item, p[0])
 		if err != nil {

@@ -8,6 +8,8 @@ import (
 	"math/big"
 	"strings"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // maxIntBits bounds integers. It is a little more than the 4,300 digits that Python prints.
@@ -212,7 +214,7 @@ func intArithmetic(op string, a, b *big.Int) (any, error) {
 	if r.BitLen() > maxIntBits {
 		return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
 	}
-	return normalInt(r), nil
+	return values.NormalInt(r), nil
 }
 
 func smallPower(a, b *big.Int) any {
@@ -298,18 +300,18 @@ func (x *execution) add(left, right any) (any, error) {
 			return x.addMarkup(left, right)
 		}
 		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
-	case *List:
-		b, ok := right.(*List)
-		kind := a.kind
+	case *values.List:
+		b, ok := right.(*values.List)
+		kind := a.Kind
 		if x.mini {
-			kind = kindView
+			kind = values.View
 		}
-		if ok && (x.mini || a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple)) {
+		if ok && (x.mini || a.Kind == b.Kind && (a.Kind == values.PlainList || a.Kind == values.Tuple)) {
 			if err := x.chargeList(len(a.Items) + len(b.Items)); err != nil {
 				return nil, err
 			}
 			items := make([]any, 0, len(a.Items)+len(b.Items))
-			return &List{Items: append(append(items, a.Items...), b.Items...), kind: kind}, nil
+			return &values.List{Items: append(append(items, a.Items...), b.Items...), Kind: kind}, nil
 		}
 	}
 	return nil, unsupportedOperands("+", left, right)
@@ -334,11 +336,11 @@ func (x *execution) repeat(v, times any) (any, error) {
 			return nil, err
 		}
 		return strings.Repeat(a, n), nil
-	case *List:
-		kind := a.kind
+	case *values.List:
+		kind := a.Kind
 		if x.mini {
-			kind = kindView
-		} else if a.kind != kindList && a.kind != kindTuple {
+			kind = values.View
+		} else if a.Kind != values.PlainList && a.Kind != values.Tuple {
 			break
 		}
 		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
@@ -351,7 +353,7 @@ func (x *execution) repeat(v, times any) (any, error) {
 		for range n {
 			items = append(items, a.Items...)
 		}
-		return &List{Items: items, kind: kind}, nil
+		return &values.List{Items: items, Kind: kind}, nil
 	}
 	return nil, unsupportedOperands("*", v, times)
 }
@@ -377,7 +379,7 @@ func (x *execution) signed(v any, negative bool) (any, error) {
 	if negative {
 		n = new(big.Int).Neg(n)
 	}
-	return normalInt(n), nil
+	return values.NormalInt(n), nil
 }
 
 // compareNumbers compares two numbers exactly, as Python does; ordered is false if one of them is NaN.
@@ -446,20 +448,20 @@ func (x *execution) equal(left, right any) (bool, error) {
 	case Undefined:
 		_, ok := right.(Undefined)
 		return ok, nil
-	case *List:
-		b, ok := right.(*List)
+	case *values.List:
+		b, ok := right.(*values.List)
 		if ok && x.mini {
 			return x.equalItems(a.Items, b.Items)
 		}
-		if !ok || a.kind != b.kind {
+		if !ok || a.Kind != b.Kind {
 			return false, nil
 		}
-		if a == b || a.kind == kindView {
+		if a == b || a.Kind == values.View {
 			return a == b, nil
 		}
 		return x.equalItems(a.Items, b.Items)
-	case *Dict:
-		b, ok := right.(*Dict)
+	case *values.Dict:
+		b, ok := right.(*values.Dict)
 		if !ok || a.Len() != b.Len() {
 			return false, nil
 		}
@@ -486,7 +488,7 @@ func (x *execution) equalItems(a, b []any) (bool, error) {
 	return true, nil
 }
 
-func (x *execution) equalDicts(a, b *Dict) (bool, error) {
+func (x *execution) equalDicts(a, b *values.Dict) (bool, error) {
 	if err := x.enter(); err != nil {
 		return false, err
 	}
@@ -495,7 +497,7 @@ func (x *execution) equalDicts(a, b *Dict) (bool, error) {
 		if err := x.chargeLookup(key); err != nil {
 			return false, err
 		}
-		w, ok := b.get(key)
+		w, ok := b.Lookup(key)
 		if !ok {
 			return false, nil
 		}
@@ -559,8 +561,9 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 			// The byte order of UTF-8 is the order of code points.
 			return cmp.Compare(a, b), true, x.step(min(len(a), len(b)) / bytesPerStep)
 		}
-	case *List:
-		if b, ok := right.(*List); ok && a.kind == b.kind && (a.kind == kindList || a.kind == kindTuple) {
+	case *values.List:
+		if b, ok := right.(*values.List); ok && a.Kind == b.Kind &&
+			(a.Kind == values.PlainList || a.Kind == values.Tuple) {
 			return x.orderItems(op, a.Items, b.Items)
 		}
 	}
@@ -616,11 +619,11 @@ func (x *execution) contains(container, item any) (bool, error) {
 			return false, err
 		}
 		return strings.Contains(c, text), nil
-	case *Dict:
+	case *values.Dict:
 		if !hashable(item) {
 			return false, unhashable(item)
 		}
-		return c.find(item) >= 0, x.chargeLookup(item)
+		return c.Find(item) >= 0, x.chargeLookup(item)
 	case *generator: // stops at the item
 		for {
 			v, ok, err := x.pull(c)
@@ -633,7 +636,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 				return ok, err
 			}
 		}
-	case *List, Undefined:
+	case *values.List, Undefined:
 		items, err := x.iterate(c)
 		if err != nil {
 			return false, err
@@ -651,7 +654,7 @@ func (x *execution) contains(container, item any) (bool, error) {
 // iterate returns the items of a loop over a value. It empties a generator. The caller must not change the slice.
 func (x *execution) iterate(v any) ([]any, error) {
 	switch c := v.(type) {
-	case *List:
+	case *values.List:
 		return c.Items, nil
 	case *generator:
 		items := &pieces{x: x}
@@ -664,8 +667,8 @@ func (x *execution) iterate(v any) ([]any, error) {
 				return items.items, err
 			}
 		}
-	case *Dict:
-		return c.keys, nil
+	case *values.Dict:
+		return c.Keys(), nil
 	case markup:
 		return x.iterate(string(c))
 	case string:

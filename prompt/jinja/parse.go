@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"kvepp/prompt/values"
 )
 
 // maxNesting bounds the nesting of tags and expressions in a source. With Limits.Depth it bounds the stack of a render.
@@ -486,7 +488,7 @@ func (p *parser) tuple(conditionals bool, end ...string) expression {
 	}
 	switch {
 	case isTuple:
-		return &sequence{items: items, kind: kindTuple}
+		return &sequence{items: items, kind: values.Tuple}
 	case len(items) == 0:
 		p.fail("expected an expression, got %s", p.current().describe())
 		return nil
@@ -672,7 +674,7 @@ func (p *parser) primary() expression {
 func (p *parser) parenthesis() expression {
 	p.advance()
 	if p.takeOperator(")") {
-		return &sequence{kind: kindTuple}
+		return &sequence{kind: values.Tuple}
 	}
 	value := p.tuple(true)
 	p.wantOperator(")")

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"kvepp/prompt/values"
 )
 
 // statement is a part of a template that writes text or sets names.
@@ -112,7 +114,7 @@ type loop struct {
 	next    nextItem // makes further items
 	index   int
 	depth   int                             // recursion depth, from 0
-	changed *List                           // the arguments of the last loop.changed
+	changed *values.List                    // the arguments of the last loop.changed
 	recurse func(items any) (string, error) // nil unless the loop is recursive
 }
 
@@ -539,8 +541,8 @@ func (m *macro) bindRest(s *scope, a *arguments, used int) error {
 }
 
 // others returns the keyword arguments that are not parameters.
-func (m *macro) others(a *arguments) *Dict {
-	kwargs := NewDict()
+func (m *macro) others(a *arguments) *values.Dict {
+	kwargs := values.NewDict()
 next:
 	for i, name := range a.names {
 		if name == "caller" && m.uses.caller {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"kvepp/prompt/values"
 )
 
 // ErrLimit is wrapped by the error of a render that exceeds one of its Limits. The error names the limit.
@@ -125,7 +127,7 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 // Render renders the template with the variables in vars, whose keys are names. It never changes vars or its values.
 // The render ends when ctx ends. Errors: *RaiseError if the template rejects the request, ErrLimit, ctx's error, and
 // for all of them and for Jinja2's own errors an *Error with the position.
-func (t *Template) Render(ctx context.Context, vars *Dict, limits Limits) (string, error) {
+func (t *Template) Render(ctx context.Context, vars *values.Dict, limits Limits) (string, error) {
 	limits = limits.withDefaults()
 	x := newExecution(ctx, t, limits)
 	x.vars = vars
@@ -161,13 +163,13 @@ func sizeOf(value any, most int) int {
 		switch c := v.(type) {
 		case string:
 			total += len(c)
-		case *List:
+		case *values.List:
 			for i := 0; depth < maxLevel && i < c.Len() && total < most; i++ {
 				add(c.Items[i], depth+1)
 			}
-		case *Dict:
+		case *values.Dict:
 			for i := 0; depth < maxLevel && i < c.Len() && total < most; i++ {
-				add(c.values[i], depth+1)
+				add(c.Values()[i], depth+1)
 			}
 		}
 	}
@@ -179,7 +181,7 @@ func sizeOf(value any, most int) int {
 type frame struct {
 	bindings []binding
 	parent   *frame
-	vars     *Dict // the render's variables; only in the outermost frame
+	vars     *values.Dict // the render's variables; only in the outermost frame
 }
 
 type binding struct {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math/big"
 	"slices"
+
+	"kvepp/prompt/values"
 )
 
 // tests are Jinja2's tests.
@@ -25,7 +27,7 @@ func init() {
 		"integer":     kindTest(isInteger),
 		"iterable":    kindTest(isIterable),
 		"lower":       textTest(isLowerText),
-		"mapping":     kindTest(func(v any) bool { _, ok := v.(*Dict); return ok }),
+		"mapping":     kindTest(func(v any) bool { _, ok := v.(*values.Dict); return ok }),
 		"none":        kindTest(func(v any) bool { return v == nil }),
 		"number":      kindTest(isNumber),
 		"odd":         parityTest(1),
@@ -80,7 +82,7 @@ func isCallable(v any) bool {
 
 func isIterable(v any) bool {
 	switch v.(type) {
-	case string, *List, *Dict, Undefined, *loop, *generator:
+	case string, *values.List, *values.Dict, Undefined, *loop, *generator:
 		return true
 	}
 	return false
@@ -88,10 +90,10 @@ func isIterable(v any) bool {
 
 func isSequence(v any) bool {
 	switch c := v.(type) {
-	case string, *Dict, Undefined:
+	case string, *values.Dict, Undefined:
 		return true
-	case *List:
-		return c.kind != kindView
+	case *values.List:
+		return c.Kind != values.View
 	}
 	return false
 }
@@ -146,7 +148,7 @@ func testSameAs(_ *execution, v any, a *arguments) (any, error) {
 		return nil, err
 	}
 	switch v.(type) {
-	case nil, bool, *List, *Dict, *namespace, *loop, *function, *generator:
+	case nil, bool, *values.List, *values.Dict, *namespace, *loop, *function, *generator:
 		return v == p[0], nil
 	}
 	if kindName(v) != kindName(p[0]) {

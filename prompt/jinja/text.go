@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // IsSpace is Python's str.isspace for one character. It also decides what strip() removes and \s matches.
@@ -277,10 +279,10 @@ func (p *pieces) add(item any) error {
 	return nil
 }
 
-func (p *pieces) list() *List { return &List{Items: p.items} }
+func (p *pieces) list() *values.List { return &values.List{Items: p.items} }
 
 // splitLines is str.splitlines.
-func (x *execution) splitLines(s string, keepEnds bool) (*List, error) {
+func (x *execution) splitLines(s string, keepEnds bool) (*values.List, error) {
 	lines := &pieces{x: x}
 	count := x.meter(s)
 	start := 0
@@ -369,7 +371,7 @@ func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
 func notSpace(r rune) bool { return !IsSpace(r) }
 
 // splitSpace is str.split, or str.rsplit if fromRight, without a separator. A limit of 0 or more bounds the splits.
-func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, error) {
+func (x *execution) splitSpace(s string, limit int, fromRight bool) (*values.List, error) {
 	words := &pieces{x: x}
 	next := x.leading
 	if fromRight {
@@ -400,7 +402,7 @@ func (x *execution) splitSpace(s string, limit int, fromRight bool) (*List, erro
 }
 
 // split is str.split, or str.rsplit if fromRight, with a separator. A limit of 0 or more bounds the splits.
-func (x *execution) split(s, separator string, limit int, fromRight bool) (*List, error) {
+func (x *execution) split(s, separator string, limit int, fromRight bool) (*values.List, error) {
 	parts := &pieces{x: x}
 	if err := x.chargeBytes(len(s)); err != nil {
 		return nil, err

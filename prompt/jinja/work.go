@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode/utf8"
 	"unsafe"
+
+	"kvepp/prompt/values"
 )
 
 // The cost of a render is counted before it is spent: work in steps, and memory in bytes. An operation on a text or a
@@ -18,7 +20,7 @@ import (
 type execution struct {
 	ctx      context.Context
 	template *Template
-	vars     *Dict
+	vars     *values.Dict
 	mini     bool // the dialect is MiniJinja
 	limits   Limits
 	steps    int  // remaining

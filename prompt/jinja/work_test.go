@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kvepp/prompt/values"
 )
 
 // These tests run every filter, test, method, function, operator and statement on values of hostile sizes, and compare
@@ -43,8 +45,8 @@ func inUse() int {
 }
 
 // hostile returns variables that cause much work. n is the approximate length of the longest text, in bytes.
-func hostile(n int) *Dict {
-	vars := NewDict()
+func hostile(n int) *values.Dict {
+	vars := values.NewDict()
 	texts := map[string]string{
 		"ascii": "x", "wide": "é", "control": "\x01", "digit": "7", "words": "a ", "lines": "\n", "quotes": `"`,
 		"html": "<'", "percent": "%s",
@@ -58,12 +60,12 @@ func hostile(n int) *Dict {
 	vars.Set("json", `"`+strings.Repeat(`[],`, 0)+strings.Repeat("x", n/2)+`"`)
 	vars.Set("marked", markup(strings.Repeat("<'", n/2)))
 	items := n / 64
-	ints, strs, pairs, big16 := NewList(), NewList(), NewList(), NewList()
-	dict, longKeys := NewDict(), NewDict()
+	ints, strs, pairs, big16 := values.NewList(), values.NewList(), values.NewList(), values.NewList()
+	dict, longKeys := values.NewDict(), values.NewDict()
 	for i := range items {
 		ints.Items = append(ints.Items, int64(i*7919%items))
 		strs.Items = append(strs.Items, fmt.Sprint("Item", i*7919%items))
-		pairs.Items = append(pairs.Items, NewList(fmt.Sprint(i), int64(i)))
+		pairs.Items = append(pairs.Items, values.NewList(fmt.Sprint(i), int64(i)))
 		dict.Set(fmt.Sprint("key", i), int64(i))
 	}
 	// Texts and dict keys that differ only in their last character.
@@ -79,9 +81,9 @@ func hostile(n int) *Dict {
 	vars.Set("longkeys", longKeys)
 	vars.Set("longlist", big16)
 	vars.Set("longkey", strings.Repeat("k", n/16)+"m")
-	integer, integers := new(big.Int).Exp(big.NewInt(7), big.NewInt(5000), nil), NewDict()
+	integer, integers := new(big.Int).Exp(big.NewInt(7), big.NewInt(5000), nil), values.NewDict()
 	for i := range 14 {
-		integers.set(new(big.Int).Add(integer, big.NewInt(int64(i))), int64(i))
+		integers.Put(new(big.Int).Add(integer, big.NewInt(int64(i))), int64(i))
 	}
 	vars.Set("integer", integer)
 	vars.Set("integers", integers)
@@ -312,7 +314,7 @@ type cost struct {
 }
 
 // measure renders a template on this thread.
-func measure(t *testing.T, tmpl *Template, vars *Dict, limits Limits) (c cost) {
+func measure(t *testing.T, tmpl *Template, vars *values.Dict, limits Limits) (c cost) {
 	t.Helper()
 	x := newExecution(t.Context(), tmpl, limits.withDefaults())
 	x.vars = vars
@@ -466,7 +468,7 @@ func TestWorkIsCounted(t *testing.T) {
 type templateGenerator struct {
 	*rand.Rand
 	dialect Dialect
-	tiny    *Dict
+	tiny    *values.Dict
 	sources map[string][]string
 	names   []string // keys of sources
 }
@@ -572,7 +574,7 @@ func newGenerator(t *testing.T, seed uint64) *templateGenerator {
 
 // hold renders a random template and compares its CPU time and memory with the limits, in a build that runs slower
 // times slower than an ordinary one.
-func (g *templateGenerator) hold(t *testing.T, vars *Dict, slower time.Duration) (ended bool) {
+func (g *templateGenerator) hold(t *testing.T, vars *values.Dict, slower time.Duration) (ended bool) {
 	t.Helper()
 	g.dialect = [...]Dialect{Python, Python, MiniJinja}[g.IntN(3)]
 	source := prelude + g.block(3)

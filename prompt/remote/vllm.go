@@ -9,7 +9,7 @@ import (
 
 	"kvepp/kvblock"
 	"kvepp/prompt/body"
-	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // vLLM has two ways to return a request's ids. Its render endpoints take the request's own body and run the code that
@@ -198,7 +198,7 @@ func vllmRenderOnly(request *body.Request) string {
 		return "tool_choice"
 	}
 	for _, item := range request.Messages.Items {
-		message, _ := item.(*jinja.Dict)
+		message, _ := item.(*values.Dict)
 		if v, _ := message.Get("reasoning_content"); v != nil {
 			return "reasoning_content"
 		}
@@ -211,7 +211,7 @@ func vllmRenderOnly(request *body.Request) string {
 
 // longToolCallID reports whether a message has an id that vLLM shortens for Mistral's own tokenizer in a chat but not
 // in /tokenize.
-func longToolCallID(message *jinja.Dict) bool {
+func longToolCallID(message *values.Dict) bool {
 	long := func(v any) bool {
 		id, ok := v.(string)
 		return ok && len(id) > 9
@@ -220,12 +220,12 @@ func longToolCallID(message *jinja.Dict) bool {
 		return true
 	}
 	calls, _ := message.Get("tool_calls")
-	list, _ := calls.(*jinja.List)
+	list, _ := calls.(*values.List)
 	if list == nil {
 		return false
 	}
 	return slices.ContainsFunc(list.Items, func(item any) bool {
-		call, _ := item.(*jinja.Dict)
+		call, _ := item.(*values.Dict)
 		id, _ := call.Get("id")
 		return long(id)
 	})

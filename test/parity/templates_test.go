@@ -12,6 +12,7 @@ import (
 
 	"kvepp/prompt"
 	"kvepp/prompt/jinja"
+	"kvepp/prompt/values"
 )
 
 // realTemplate is the result of templates.py for a template.
@@ -69,11 +70,11 @@ func TestTemplates(t *testing.T) {
 			continue
 		}
 		for i, render := range r.Renders {
-			vars, err := jinja.ParseJSON(render.Vars)
+			vars, err := values.ParseJSON(render.Vars)
 			if err != nil {
 				t.Fatal(err)
 			}
-			dict, ok := vars.(*jinja.Dict)
+			dict, ok := vars.(*values.Dict)
 			if !ok {
 				t.Fatalf("%s is not an object", render.Vars)
 			}

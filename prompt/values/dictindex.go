@@ -1,4 +1,4 @@
-package jinja
+package values
 
 import "hash/maphash"
 

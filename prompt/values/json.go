@@ -1,4 +1,4 @@
-package jinja
+package values
 
 import (
 	"encoding/binary"
@@ -23,8 +23,8 @@ const (
 	// higher in later versions.
 	MaxSkippedDepth = 1000
 
-	// maxIntDigits is the longest integer that Python's json accepts (sys.int_info.default_max_str_digits).
-	maxIntDigits = 4300
+	// MaxIntDigits is the longest integer that Python's json accepts (sys.int_info.default_max_str_digits).
+	MaxIntDigits = 4300
 )
 
 // SyntaxError says why a text is not valid JSON.
@@ -52,12 +52,12 @@ func ParseJSON(body []byte) (any, error) {
 }
 
 // ErrTooManyValues says that the values of a JSON text take more memory than JSONReader.Allowance.
-var ErrTooManyValues = errors.New("jinja: the values of the JSON text take too much memory")
+var ErrTooManyValues = errors.New("values: the values of the JSON text take too much memory")
 
 // ErrPythonJSON says that JSONReader.Python is set and that Python may read the text: it is UTF-16 or UTF-32, has a
 // lone surrogate where a string is decoded, nests deeper than MaxJSONDepth or MaxSkippedDepth, or has token ids that
 // are booleans or texts. No values exist for these.
-var ErrPythonJSON = errors.New("jinja: JSON that Python may read: not UTF-8, a lone surrogate, or deep nesting")
+var ErrPythonJSON = errors.New("values: JSON that Python may read: not UTF-8, a lone surrogate, or deep nesting")
 
 // JSONField says how to read the value of a field of an object. Its bits can be combined.
 type JSONField uint8
@@ -701,7 +701,7 @@ func (p *jsonParser) checkInteger(start int) error {
 	if p.text[start] == '-' {
 		digits--
 	}
-	if digits > maxIntDigits {
+	if digits > MaxIntDigits {
 		return p.failAt(start, "number too long")
 	}
 	return nil
@@ -744,7 +744,7 @@ func (p *jsonParser) number() (any, error) {
 	return bigInt(literal), nil
 }
 
-// bigInt returns the value of an integer literal. It allocates only the result. Literals are short (maxIntDigits).
+// bigInt returns the value of an integer literal. It allocates only the result. Literals are short (MaxIntDigits).
 func bigInt(literal string) *big.Int {
 	digits := strings.TrimPrefix(literal, "-")
 	words := make([]big.Word, 0, len(digits)*10/3/bits.UintSize+2) // a digit is less than 10/3 bits

@@ -1,4 +1,4 @@
-package jinja
+package values
 
 import (
 	"math"
@@ -109,7 +109,7 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 	case float64:
 		return appendRustFloat(b, c), nil
 	case string:
-		return appendJSONString(b, c, false), nil
+		return appendJSONString(b, c), nil
 	case *List:
 		for i, item := range c.Items {
 			b = append(b, "[,"[min(i, 1)])
@@ -125,10 +125,10 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 		for i, key := range c.keys {
 			name, ok := key.(string)
 			if !ok {
-				return nil, unsupported("a key that is a %s", kindName(key))
+				return nil, unsupported("a key that is a %T", key)
 			}
 			b = append(b, "{,"[min(i, 1)])
-			b = append(appendJSONString(b, name, false), ':')
+			b = append(appendJSONString(b, name), ':')
 			if b, err = appendRustJSON(b, c.values[i]); err != nil {
 				return nil, err
 			}
@@ -138,7 +138,7 @@ func appendRustJSON(b []byte, v any) ([]byte, error) {
 		}
 		return append(b, '}'), nil
 	}
-	return nil, unsupported("JSON of a %s", kindName(v))
+	return nil, unsupported("JSON of a %T", v)
 }
 
 // appendRustFloat appends the shortest digits: as a decimal from 1e-5 to below 1e16, with an exponent otherwise.
