@@ -180,6 +180,9 @@ quality: ## compares kvepp's policies with Dynamo's router on the same traffic: 
 replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
 	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" test/bench/replay-table.sh
 
+replay-real: ## replays a recorded TRACE at three loads with each policy, for docs/routing.md, which says where one is (TRACE=file)
+	@$(MAKE) --no-print-directory build && TRACE="$(TRACE)" POLICIES="$(POLICIES)" test/bench/replay-real.sh
+
 replay-charts: ## makes the trace of examples/replay and the charts of docs/charts
 	@$(MAKE) --no-print-directory build && test/bench/replay-charts.sh
 
@@ -189,4 +192,4 @@ pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's pr
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-e2e test-manifests test-long long-computing long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-charts pictures libzmq
+.PHONY: help build image release test-release run check unit test test-e2e test-manifests test-long long-computing long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-real replay-charts pictures libzmq

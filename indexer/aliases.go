@@ -255,11 +255,6 @@ func (t *tier) release(w kvblock.Worker, h *held, rm *removal, in run, i int) {
 	}
 	rm.run, rm.mask = in, rm.mask|1<<i
 	h.blocks--
-	if t.onRemoved != nil {
-		if seq := kvblock.SequenceHash(t.arena.record(in)[runHeader+i]); kvblock.Sampled(seq) {
-			t.onRemoved(w, seq)
-		}
-	}
 }
 
 // endRemoval removes w from the holders of the blocks in rm, which is empty afterwards. Until then nothing but

@@ -48,10 +48,6 @@ type Config struct {
 	// are dropped until PruneTarget x MaxPredicted are left. 0 means DefaultMaxPredicted and DefaultPruneTarget.
 	MaxPredicted int
 	PruneTarget  float64
-
-	// OnRemoved, if not nil, is called for each block that a worker reports as removed from its device, if
-	// kvblock.Sampled says so. It is called with locks held: it must be fast, and must not change the index.
-	OnRemoved func(kvblock.Worker, kvblock.SequenceHash)
 }
 
 // Stats has the counts of what the index holds, and of what happened since New.
@@ -143,7 +139,6 @@ func New(c Config) (*Index, error) {
 		x.tiers[i].init()
 		x.tiers[i].arena.hasNames = true
 	}
-	x.tiers[kvblock.TierDevice].onRemoved = c.OnRemoved
 	x.tiers[kvblock.TierDevice].rootFilter = make(rootFilter, 1<<rootFilterBits)
 	for i := range x.tiers {
 		// Below the device a lookup enters a prompt in its middle, where the worker's blocks in the tiers above end.

@@ -42,8 +42,6 @@ type tier struct {
 	mixed         [maxAhead]uint64
 	inStartFilter [maxAhead]bool
 
-	onRemoved func(kvblock.Worker, kvblock.SequenceHash) // Config.OnRemoved; nil: not told
-
 	addrs [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 
 	checks checkState

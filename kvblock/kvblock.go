@@ -22,8 +22,5 @@ type LocalHash uint64
 // SequenceHash identifies a block by its tokens and everything before it: equal hashes mean equal prefixes.
 type SequenceHash uint64
 
-// Sampled reports whether a block is one of 1 in 64 that statistics of cache use consider.
-func Sampled(seq SequenceHash) bool { return seq%64 == 0 }
-
 // EngineHash is the engine's own name of a block. It is opaque, and has a meaning only within the worker that sent it.
 type EngineHash uint64

@@ -265,14 +265,7 @@ func newSimulation(cfg Config) (*Simulation, error) {
 	}
 	var err error
 	s.newReplicas()
-	s.index, err = indexer.New(indexer.Config{
-		MaxBytes: 64 << 30,
-		OnRemoved: func(w kvblock.Worker, seq kvblock.SequenceHash) {
-			for _, r := range s.replicas {
-				r.book.BlockRemoved(w, seq)
-			}
-		},
-	})
+	s.index, err = indexer.New(indexer.Config{MaxBytes: 64 << 30})
 	if err != nil {
 		return nil, err
 	}

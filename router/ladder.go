@@ -214,9 +214,6 @@ func (l *leg) whyNotChosen(best, chosen int) ladder.Cause {
 	if l.cfg.Policy == scoring.Time {
 		milliseconds := 1e3 * x.Time.SecondsPerToken
 		waiting = milliseconds * float64(x.PrefillTokens-y.PrefillTokens)
-		if evicts := 1e3 * (x.EvictSeconds() - y.EvictSeconds()); evicts > 0 && evicts >= waiting {
-			return ladder.Capacity
-		}
 		if waiting > 0 {
 			return ladder.Waiting
 		}

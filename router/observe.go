@@ -418,7 +418,7 @@ func (r *Router) Workers() []metrics.Worker {
 				ActiveBlocks: l.ActiveBlocks, PrefillTokens: l.PrefillTokens,
 				LastTTFT: last.ttft, LastITL: last.itl, LastPromptTokens: last.promptTokens,
 				PrefillSpeed: r.book.PrefillSpeed(w.Worker), SecondsPerToken: pace.SecondsPerToken,
-				StepSeconds: pace.StepSeconds, GapPerToken: pace.GapPerToken, Reuse: pace.Reuse},
+				StepSeconds: pace.StepSeconds, GapPerToken: pace.GapPerToken},
 		)
 	}
 	return all

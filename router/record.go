@@ -45,11 +45,11 @@ func (c *Cost) String() string {
 		multiplier(t),
 	)
 	if p := PaceOf(t); p != nil {
-		text = fmt.Sprintf("%s, decoding_requests %d, queued_prefills %d, running_ms %.3g, "+
+		text = fmt.Sprintf("%s, decoding_requests %d, "+
 			"prefill_ms_per_1000_tokens %.3g, prefill_step_ms %.3g, gap_us_per_1000_held_tokens %.3g, "+
-			"slower_ms_per_token %.3g, answer_tokens %.0f, answer_seconds %.3g, evicted_reuse %.2g, evict_ms %.3g)",
-			text[:len(text)-1], p.DecodingRequests, p.QueuedPrefills, p.RunningMS, p.PrefillMS, p.StepMS, p.GapUS,
-			p.SlowerMS, p.OutputTokens, p.OutputSeconds, p.EvictedReuse, p.EvictMS)
+			"slower_ms_per_token %.3g, answer_tokens %.0f, answer_seconds %.3g)",
+			text[:len(text)-1], p.DecodingRequests, p.PrefillMS, p.StepMS, p.GapUS,
+			p.SlowerMS, p.OutputTokens, p.OutputSeconds)
 	}
 	return text
 }
@@ -57,16 +57,12 @@ func (c *Cost) String() string {
 // Pace is what the policy time knows about a candidate's speed, in the units of /debug/decisions and logs.
 type Pace struct {
 	DecodingRequests int     `json:"decoding_requests"`
-	QueuedPrefills   int     `json:"queued_prefills"` // those that came after the running prefill step began
-	RunningMS        float64 `json:"running_ms"`      // since that step began
 	PrefillMS        float64 `json:"prefill_ms_per_1000_tokens"`
 	StepMS           float64 `json:"prefill_step_ms"`             // of a prefill, beside the time for its tokens
 	GapUS            float64 `json:"gap_us_per_1000_held_tokens"` // between two tokens of a response
 	SlowerMS         float64 `json:"slower_ms_per_token"`         // of a response, more than on the average worker
 	OutputTokens     float64 `json:"answer_tokens"`               // mean
 	OutputSeconds    float64 `json:"answer_seconds"`              // mean, from the first token
-	EvictedReuse     float64 `json:"evicted_reuse"`               // chance that what it evicts is asked for again
-	EvictMS          float64 `json:"evict_ms"`                    // what that adds to the cost
 }
 
 // PaceOf returns what the policy time knew; nil for the policy dynamo.
@@ -75,9 +71,8 @@ func PaceOf(t *scoring.Terms) *Pace {
 	if *x == (scoring.TimeTerms{}) {
 		return nil
 	}
-	return &Pace{x.DecodingRequests, x.QueuedPrefills, 1e3 * x.RunningSeconds, 1e6 * x.SecondsPerToken,
-		1e3 * x.StepSeconds, 1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.OutputTokens, x.LifeSeconds, x.Reuse,
-		1e3 * t.EvictSeconds()}
+	return &Pace{x.DecodingRequests, 1e6 * x.SecondsPerToken,
+		1e3 * x.StepSeconds, 1e9 * x.GapPerToken, 1e3 * x.SlowerPerToken, x.OutputTokens, x.LifeSeconds}
 }
 
 func multiplier(t *scoring.Terms) float64 {

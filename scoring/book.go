@@ -206,8 +206,7 @@ type booking struct {
 	prefillTokens int           // 0 once completed
 	// the runs that its chains end with: it holds these and all runs before them
 	leaves     []uint32
-	sampled    []kvblock.SequenceHash // its blocks that the policy Time learns from
-	ownBlocks  int                    // blocks of the prompt that no other request shares
+	ownBlocks  int // blocks of the prompt that no other request shares
 	output     output
 	prefilling links // links among the worker's bookings with prefillTokens
 	expiring   links // links among the bookings that expire
@@ -747,9 +746,6 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	// A prompt without room waits until others end, which says nothing about the worker's speed.
 	b.atOnce = b.atOnce && (c.KVBlocks <= 0 || load.ActiveBlocks <= c.KVBlocks)
 	a.closeWalks()
-	if cfg.Policy == Time && c.Prompt != nil {
-		a.beginUse(b, c.Prompt)
-	}
 	if a.observer != nil {
 		a.tellBooked(b, v)
 	}
@@ -855,16 +851,9 @@ func (a *ActiveSequences) end(index uint32) {
 	if b.id != "" {
 		delete(a.byID, b.id)
 	}
-	if len(b.sampled) > 0 {
-		a.learned.reuse.end(b.worker, b.sampled, a.clock())
-	}
 	a.dropLeaves(b)
 	a.held.Store(int64(a.blocks.held()))
-	sampled := b.sampled[:0]
-	if cap(sampled) > keptLeaves {
-		sampled = nil
-	}
-	*b = booking{generation: b.generation + 1, leaves: b.leaves, sampled: sampled}
+	*b = booking{generation: b.generation + 1, leaves: b.leaves}
 	a.free = append(a.free, index)
 	a.blocks.shrink()
 }

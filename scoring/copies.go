@@ -177,9 +177,6 @@ func (c *Copies) hold(b *booking, ch *Change) {
 	a.blocks.origin = byRequest
 	a.blocks.bytes[byCopy] += 4 * len(b.leaves)
 	a.closeWalks()
-	if a.learned.reuse.blocks != nil && len(ch.Chains) > 0 { // the policy Time is in use
-		a.beginUse(b, &Prompt{BlockSize: b.blockSize, Chains: ch.Chains})
-	}
 }
 
 // inRange reports whether a Booked's numbers are valid. They come from another process.

@@ -10,42 +10,11 @@ import (
 // The policy Time prices workers with what the book learns about them, from calls that callers make anyway: when a
 // request was booked, when its first token came, how long its response was. Nothing of it is configured.
 
+// Samples beyond these are errors of a clock or of a caller, and are ignored.
 const (
-	// enoughPrefills, enoughOutputs and enoughGaps are how many samples are needed before a learned number is used.
-	enoughPrefills = 5
-	enoughOutputs  = 10
-	enoughGaps     = 20
-	// safeSecondsPerToken is the time to prefill a token until it is learned.
-	safeSecondsPerToken = 1e-4
-	// safeGapPerToken is how much each held token lengthens the time between two tokens until it is learned, in
-	// seconds. leastGapPerToken is the least that is learned, so that load always has a price.
-	safeGapPerToken  = 1e-8
-	leastGapPerToken = 1e-10
-	// safeOutputTokens is the length of a response until enoughOutputs responses ended.
-	safeOutputTokens = 100
-	// A worker whose prefill takes up to alikeShare or alikeSeconds more or less than the average worker's counts as
-	// equally fast. Measured times of equal workers differ by some per cent: priced by these, an idle fleet would send
-	// every request to the worker that was lucky.
-	alikeShare, alikeSeconds = 0.1, 0.002
-	// alikeErrors is by how many standard errors of its samples' mean a worker may also differ from the average one and
-	// count as equally fast. Few noisy samples would otherwise draw a conversation away from its cached blocks.
-	alikeErrors = 2
-	// pricedAgain is for how many other workers each sample repeats this comparison.
-	pricedAgain = 4
-	// likeness is the weight of each of two samples by which a worker is taken to resemble the average worker. One
-	// sample of a prompt of the usual length outweighs them, and hundreds of short ones do not.
-	likeness = 0.05
-	// keepUnused is the weight that the samples of a worker keep with each sample of an average other worker, while it
-	// has none: a worker that was slow for a while would otherwise get no requests that show that it is not any more.
-	keepUnused = 0.95
-	// Samples beyond these are errors of a clock or of a caller, and are ignored.
 	maxSampleTokens  = 1 << 24
 	maxSampleSeconds = 3600.0
 	leastSampleGap   = 1e-5 // seconds between two tokens of one response
-	// keepPrefill and keepGap are the weights that earlier samples keep with each further one: about the last 100 and
-	// 1,000 count. The slope of the gap is small beside its noise.
-	keepPrefill = 0.99
-	keepGap     = 0.999
 )
 
 // line is a least-squares fit of y = a + b*x that forgets.
@@ -58,7 +27,7 @@ type line struct {
 }
 
 // add adds a sample. fit then sets slope and constant.
-func (l *line) add(x, y, keep float64, enough int) {
+func (l *line) add(x, y float64) {
 	l.samples = min(l.samples+1, enough)
 	l.scale(keep)
 	l.sum(x, y, 1)
@@ -75,8 +44,8 @@ func (l *line) sum(x, y, weight float64) {
 	l.x, l.y, l.xx, l.xy = l.x+weight*x, l.y+weight*y, l.xx+weight*x*x, l.xy+weight*x*y
 }
 
-// keep is scale for good: less than one sample is none.
-func (l *line) keep(part float64) {
+// fade is scale for good: less than one sample is none.
+func (l *line) fade(part float64) {
 	if l.scale(part); l.weight < 1 {
 		*l = line{}
 	}
@@ -109,8 +78,7 @@ type learned struct {
 	prices         []prices // indexed by worker: what a choice reads, in little memory
 	fleets         []*fleet // indexed by worker
 	byModel        map[string]*fleet
-	rest           fleet // of workers whose model is not known
-	reuse          reuse
+	rest           fleet         // of workers whose model is not known
 	peers          *peerLessons  // nil: none
 	looked, taught time.Duration // see Lessons
 	known          []pace        // scratch memory of revise
@@ -121,7 +89,6 @@ type learned struct {
 type prices struct {
 	secondsPerToken, gapPerToken float64 // 0: not learned, or secondsPerToken is that of the average worker
 	stepSeconds                  float64 // known if secondsPerToken is
-	reuse                        float32 // reuse.chanceOf
 	slowerPerToken               float32 // TimeTerms.SlowerPerToken
 	prefilling                   int32   // requests without a first token
 }
@@ -134,16 +101,14 @@ func (l *learned) fit(n int) {
 	}
 	l.workers = append(l.workers, make([]pace, n-len(l.workers))...)
 	l.prices = append(l.prices, make([]prices, n-len(l.prices))...)
-	l.reuse.evicted = append(l.reuse.evicted, make([]evictions, n-len(l.reuse.evicted))...)
 }
 
 // forget clears what is known of a worker's speed.
 func (l *learned) forget(w kvblock.Worker) {
 	if int(w) < len(l.workers) {
 		l.workers[w] = pace{}
-		l.reuse.evicted[w] = evictions{}
 		p := &l.prices[w]
-		p.secondsPerToken, p.stepSeconds, p.gapPerToken, p.reuse, p.slowerPerToken = 0, 0, 0, 0, 0
+		p.secondsPerToken, p.stepSeconds, p.gapPerToken, p.slowerPerToken = 0, 0, 0, 0
 		l.forgetPeers(w)
 		l.join(w, "")
 	}
@@ -175,7 +140,7 @@ func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
 		p.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
 	}
 	l.forgetUnused(w)
-	p.prefill.add(float64(tokens), s, keepPrefill, enoughPrefills)
+	p.prefill.add(float64(tokens), s)
 	p.samples++
 	l.refit(w)
 }
@@ -193,8 +158,8 @@ func (l *learned) kept(w kvblock.Worker) float64 {
 // which it had none.
 func (l *learned) forgetUnused(w kvblock.Worker) {
 	p := &l.workers[w]
-	if keep := l.kept(w); keep < 0.9 {
-		p.prefill.keep(keep)
+	if kept := l.kept(w); kept < 0.9 {
+		p.prefill.fade(kept)
 		p.told = 0 // other origins have the earlier sums
 	}
 	p.latest = l.fleets[w].prefills
@@ -210,7 +175,7 @@ func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, 
 	p.output.add(float64(tokens))
 	p.life.add(s)
 	if tokens > 1 && held > 0 {
-		p.gap.add(float64(held), s/float64(tokens-1), keepGap, enoughGaps)
+		p.gap.add(float64(held), s/float64(tokens-1))
 	}
 	p.samples++
 	l.refit(w)
@@ -237,7 +202,6 @@ type Pace struct {
 	SecondsPerToken float64 // of prefill
 	StepSeconds     float64 // of a prefill step, beside the time for its tokens
 	GapPerToken     float64 // seconds by which each held token lengthens the time between two tokens
-	Reuse           float64 // chance that what it evicts next is asked for again; 0: it evicts nothing
 }
 
 // Pace returns the pace of a worker.
@@ -250,5 +214,5 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	average := a.learned.fleets[w].common()
 	p := &a.learned.prices[w]
 	perToken, perStep, gapPerToken := p.or(&average)
-	return Pace{perToken, perStep, gapPerToken, float64(p.reuse)}
+	return Pace{perToken, perStep, gapPerToken}
 }

@@ -7,13 +7,6 @@ import (
 	"kvepp/kvblock"
 )
 
-// farOff is by what factor a worker's figure may differ from that of the fleet's median worker to count for the others.
-// Of noise it is noiseFarOff, because a few samples say little about it.
-const farOff, noiseFarOff = 3, 16
-
-// mostVoice is the most samples of one worker that count for what a fleet has in common.
-const mostVoice = 20
-
 // fleet is the workers of one model, and what they have in common: the average worker. An engine can report nonsense,
 // or response at strange times. So each figure is that of the workers about as far as the median one is. An engine that
 // differs more is priced by its own samples and changes nothing for the others, and it never counts for other models.
@@ -22,7 +15,6 @@ type fleet struct {
 	workers           []kvblock.Worker
 	samples, prefills uint64 // of all workers; of these, samples of prefills
 	unread            uint64 // samples since the latest revise
-	next              int    // index in workers of the one that is compared with the average next, less 1
 	usual             pace   // sums over the workers that are not far off
 }
 
@@ -66,14 +58,14 @@ func (f *fleet) common() prices {
 	if s := f.usual.prefill.slope; s > 0 {
 		p.secondsPerToken, p.stepSeconds = s, f.usual.prefill.constant
 	}
-	if f.usual.gap.samples >= enoughGaps {
-		p.gapPerToken = max(f.usual.gap.slope, leastGapPerToken)
+	if f.usual.gap.samples >= enough {
+		p.gapPerToken = max(f.usual.gap.slope, safeGapPerToken)
 	}
 	return p
 }
 
 func (f *fleet) outputTokens() float64 {
-	if f.usual.output.samples < enoughOutputs {
+	if f.usual.output.samples < enough {
 		return safeOutputTokens
 	}
 	return f.usual.output.value
@@ -103,10 +95,10 @@ func (l *learned) revise(f *fleet) {
 		gap:     l.pool(&one, farOff, func(p *pace) line { return p.gap }),
 		output:  l.poolMean(farOff, func(p *pace) mean { return p.output }),
 		life:    l.poolMean(farOff, func(p *pace) mean { return p.life }),
-		noise:   l.poolMean(noiseFarOff, func(p *pace) mean { return p.noise }),
+		noise:   l.poolMean(farOff*farOff, func(p *pace) mean { return p.noise }),
 	}
-	f.usual.prefill.fit(enoughPrefills, 0.1)
-	f.usual.gap.fit(enoughGaps, 0)
+	f.usual.prefill.fit(leastSlope)
+	f.usual.gap.fit(0)
 }
 
 // pool adds up one line of the workers in l.known that differ from the median one by at most a factor far. The line by
@@ -153,23 +145,22 @@ func (l *learned) refit(w kvblock.Worker) {
 	f.samples++
 	if f.unread++; 2*f.unread >= min(f.samples, 2*uint64(len(f.workers))) {
 		l.revise(f)
+		for _, other := range f.workers { // the average has changed for them too
+			l.pricePrefill(other)
+		}
 	}
 	l.priceGap(w)
 	l.pricePrefill(w)
-	for range pricedAgain { // the average has changed for the others too
-		f.next = (f.next + 1) % len(f.workers)
-		l.pricePrefill(f.workers[f.next])
-	}
 }
 
 // priceGap sets what held tokens cost on a worker.
 func (l *learned) priceGap(w kvblock.Worker) {
 	usual, peers, own := &l.fleets[w].usual.gap, l.peers.of(w), &l.workers[w].gap
 	l.prices[w].gapPerToken = 0
-	if own.samples+peers.gap.samples >= enoughGaps {
+	if own.samples+peers.gap.samples >= enough {
 		held, _ := usual.means()
 		own.fitLike(usual, &peers.gap, held, 1, 0)
-		l.prices[w].gapPerToken = max(own.slope, leastGapPerToken)
+		l.prices[w].gapPerToken = max(own.slope, safeGapPerToken)
 	}
 }
 
@@ -179,16 +170,16 @@ func (l *learned) priceGap(w kvblock.Worker) {
 func (l *learned) pricePrefill(w kvblock.Worker) {
 	usual, peers, own, p := &l.fleets[w].usual, l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
 	p.secondsPerToken, p.stepSeconds, p.slowerPerToken = 0, 0, 0
-	if own.samples+peers.prefill.samples < enoughPrefills {
+	if own.samples+peers.prefill.samples < enough {
 		return
 	}
 	tokens, _ := usual.prefill.means()
 	kept := l.kept(w)
-	own.fitLike(&usual.prefill, &peers.prefill, tokens, kept, 0.1)
+	own.fitLike(&usual.prefill, &peers.prefill, tokens, kept, leastSlope)
 	took, average := own.at(tokens), usual.prefill.at(tokens)
 	// The standard deviation of normal errors is 1.25 times their mean absolute value.
 	standardError := 1.25 * usual.noise.value / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
-	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeSeconds, alikeErrors*standardError) {
+	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeErrors*standardError) {
 		return
 	}
 	p.secondsPerToken, p.stepSeconds = own.slope, own.constant
@@ -211,7 +202,7 @@ func (l *line) means() (x, y float64) {
 
 // fit sets the line's slope and constant by its sums, if these are enough samples. slope is from least times y/x to y/x
 // of the sums: the steepest sensible line goes through the origin, and noise must not give one that is nearly flat.
-func (l *line) fit(enough int, least float64) {
+func (l *line) fit(least float64) {
 	if l.samples >= enough {
 		l.slope, l.constant = l.solve(least * l.y / l.x)
 	}
@@ -219,13 +210,13 @@ func (l *line) fit(enough int, least float64) {
 
 // fitLike is fit for one worker. Samples of one size do not tell what another size takes: by chance, a few short
 // prompts may give any slope. So the average worker's line, as many times slower as the worker is, counts as two more
-// samples of little weight: at 0 and at twice the usual size. That factor, in turn, has one more sample of 1. keep is
+// samples of little weight: at 0 and at twice the usual size. That factor, in turn, has one more sample of 1. kept is
 // the weight that the worker's samples have kept.
-func (l *line) fitLike(average, others *line, usual, keep, least float64) {
+func (l *line) fitLike(average, others *line, usual, kept, least float64) {
 	all := l.with(others)
 	if expected := average.constant*all.weight + average.slope*all.x; expected > 0 {
-		slower := (keep*all.weight*all.y/expected + 1) / (keep*all.weight + 1)
-		all.scale(keep)
+		slower := (kept*all.weight*all.y/expected + 1) / (kept*all.weight + 1)
+		all.scale(kept)
 		for _, x := range [...]float64{0, 2 * usual} {
 			all.sum(x, slower*average.at(x), likeness)
 		}

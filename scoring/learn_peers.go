@@ -38,8 +38,8 @@ func paceOf(values []float64) (p pace, ok bool) {
 		return v
 	}
 	for _, f := range []*line{&p.prefill, &p.gap} {
-		*f = line{samples: int(min(next(), enoughGaps)), weight: next(), x: next(), y: next(), xx: next(), xy: next()}
-		if f.samples > 0 && !(f.weight >= 1 && f.weight <= 1/(1-keepGap)+1 && f.x > 0 && f.y > 0) {
+		*f = line{samples: int(min(next(), enough)), weight: next(), x: next(), y: next(), xx: next(), xy: next()}
+		if f.samples > 0 && !(f.weight >= 1 && f.weight <= 1/(1-keep)+1 && f.x > 0 && f.y > 0) {
 			return p, false
 		}
 	}
@@ -50,7 +50,7 @@ func paceOf(values []float64) (p pace, ok bool) {
 
 // plus adds the sums of o to l.
 func (l *line) plus(o *line) {
-	l.samples = min(l.samples+o.samples, enoughGaps)
+	l.samples = min(l.samples+o.samples, enough)
 	l.weight += o.weight
 	l.x, l.y, l.xx, l.xy = l.x+o.x, l.y+o.y, l.xx+o.xx, l.xy+o.xy
 }
@@ -172,7 +172,6 @@ var noPace pace // never written to
 
 // unlearn forgets what an origin has learned, and prices all workers without it.
 func (l *learned) unlearn(c *Copies) {
-	l.reuse.again, l.reuse.lost = [ageBins]float64{}, [ageBins]float64{} // its requests counted there
 	if c.lessons == nil {
 		return
 	}

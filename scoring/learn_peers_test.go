@@ -142,34 +142,3 @@ func TestBadLessonsAreRefused(t *testing.T) {
 		}
 	})
 }
-
-// The blocks of a peer's bookings teach what is asked for again. That ends with the peer, too.
-func TestWhatCopiesTaughtEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, cfg := NewActiveSequences(), byTime()
-		ids := chain(1, 4096)
-		candidates := workers(2, prompt(16, ids))
-		if _, b, err := a.SelectAndAdd(Request{ISLTokens: 1000}, candidates, cfg, nil, nil); err != nil {
-			t.Fatal(err)
-		} else {
-			b.Free()
-		}
-		c := a.NewCopies()
-		for n := range uint64(100) {
-			wait(time.Second)
-			c.Apply([]Change{{Kind: Booked, Number: n + 1, BlockSize: 16, PrefillTokens: 1 << 30,
-				Chains: [][]kvblock.SequenceHash{ids}}, {Kind: Freed, Number: n + 1}})
-		}
-		again := 0.0
-		for _, n := range a.learned.reuse.again {
-			again += n
-		}
-		if again == 0 {
-			t.Fatal("the copies teach nothing")
-		}
-		c.FreeAll()
-		if a.learned.reuse.again != [ageBins]float64{} || a.learned.reuse.lost != [ageBins]float64{} {
-			t.Errorf("it outlives the peer: %+v", a.learned.reuse.again)
-		}
-	})
-}

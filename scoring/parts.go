@@ -15,7 +15,6 @@ const (
 	PartRequests = "requests" // DecodeActiveRequestWeight
 	PartSteps    = "steps"    // of a prefill, beside the time for its tokens
 	PartDelays   = "delays"   // what this prefill delays responses on the worker
-	PartEvicts   = "evicts"   // time to compute again what the worker evicts for this request
 	PartMemory   = "memory"   // wait until enough blocks are free
 	PartSlower   = "slower"   // what the response takes longer than on the average worker
 )

@@ -26,8 +26,7 @@ func TestPartsAddUp(t *testing.T) {
 			CostMultiplier: float64(some(3)), UnitTokens: some(64)}
 		x.Time = TimeTerms{DecodingRequests: some(9), HeldBlocks: float64(some(800)), ActivePromptBlocks: some(50),
 			SecondsPerToken: rng.Float64() / 1000, StepSeconds: rng.Float64() / 100, GapPerToken: rng.Float64() / 1e6,
-			QueuedPrefills: some(2), RunningSeconds: float64(some(20)) / 1000, SlowerPerToken: float64(some(9)) / 1000,
-			OutputTokens: float64(some(300)), LifeSeconds: float64(some(10)), Reuse: rng.Float64()}
+			SlowerPerToken: float64(some(9)) / 1000, OutputTokens: float64(some(300)), LifeSeconds: float64(some(10))}
 		sum, size := 0.0, 0.0
 		for _, p := range c.Parts(&x) {
 			sum += p.Value

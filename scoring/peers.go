@@ -56,6 +56,5 @@ func (t *Terms) WithoutPeers() Terms {
 	own.ActiveRequests -= t.Peers.Requests
 	own.Time.HeldBlocks = max(own.Time.HeldBlocks-t.Peers.DecodeBlocks, 0)
 	own.Time.DecodingRequests = max(own.Time.DecodingRequests-t.Peers.DecodingRequests, 0)
-	own.Time.QueuedPrefills = max(min(own.Time.QueuedPrefills, own.ActiveRequests-own.Time.DecodingRequests-1), 0)
 	return own
 }

@@ -35,8 +35,6 @@ const (
 type prefills struct {
 	waiting order         // bookings with tokens to prefill
 	since   time.Duration // when the work on the oldest of them began
-	step    time.Duration // when the oldest of them became the oldest, as the engine's prefill step began
-	queued  int           // those of them that came after that
 
 	// The learned speed is tokens over seconds. A prefill counts from its booking, or from the end of the prefill
 	// before it.
@@ -92,9 +90,7 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	b := &a.bookings[index]
 	p := &a.prefills[b.worker]
 	if p.waiting.first == 0 {
-		p.since, p.step = a.now, a.now
-	} else if b.since > p.step {
-		p.queued++
+		p.since = a.now
 	}
 	p.waiting.push(a.bookings, index, prefillingLinks)
 	b.prefillTokens = tokens
@@ -137,15 +133,10 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	}
 	first := p.waiting.first == index
 	p.waiting.remove(a.bookings, index, prefillingLinks)
-	if first { // all that wait begin in the engine's next step
-		p.since, p.step, p.queued = now, now, 0
-	} else {
-		if b.since > p.step {
-			p.queued = max(p.queued-1, 0)
-		}
-		if speed := a.speed(b.worker); speed > 0 {
-			p.since = min(p.since+seconds(float64(b.prefillTokens)/speed), now)
-		}
+	if first {
+		p.since = now
+	} else if speed := a.speed(b.worker); speed > 0 {
+		p.since = min(p.since+seconds(float64(b.prefillTokens)/speed), now)
 	}
 	a.loads[b.worker].PrefillTokens -= b.prefillTokens
 	b.prefillTokens = 0

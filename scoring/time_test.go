@@ -7,8 +7,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"kvepp/kvblock"
 )
 
 // byTime returns the default configuration with the policy Time.
@@ -43,42 +41,27 @@ func TestTimeCost(t *testing.T) {
 		{"500 tokens wait", byTime(), with(func(t *Terms) { t.PrefillTokens = 500 }), 150},
 		{"a waiting prefill and a decoding request", byTime(), with(func(t *Terms) {
 			t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = 500, 2, 1
-		}), 150 + 0.2*100 + 1000*0.02*200*1e-7*1100},
+		}), 150 + interference*100 + 1000*0.02*200*1e-7*1100},
 		{"10,000 tokens held", byTime(), with(func(t *Terms) { t.Time.HeldBlocks = 625 }),
 			100 + 1000*0.02*200*1e-7*1e4},
 		{"memory", byTime(), with(func(t *Terms) {
 			t.KVBlocks, t.DecodeBlocks, t.Time.HeldBlocks, t.ActiveRequests = 100, 150, 0, 3
-		}), 100 + 1000*(150+4*200/32.-100)*4},
+		}), 100 + 1000*(150+4*200/16.-100)*4},
 		{"enough memory", byTime(), with(func(t *Terms) { t.KVBlocks, t.DecodeBlocks = 1000, 62 }), 100},
 		{"a worker twice as fast", byTime(), with(func(t *Terms) { t.Time.SecondsPerToken = 5e-5 }), 50},
-		{"half of what is evicted is asked for again", byTime(), with(func(t *Terms) {
-			t.DeviceBlocks, t.Time.Reuse = 50, 0.5
-		}), 20 + 0.5*(20+20)},
 		{"a step of 20 ms", byTime(), with(func(t *Terms) { t.Time.StepSeconds = 0.02 }), 120},
 		{"a step of 20 ms after that of two prompts", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests = 0.02, 500, 2
-		}), 190 + 2*0.15*0.5*20},
-		{"a step of 20 ms after one that has run for 5 ms", byTime(), with(func(t *Terms) {
-			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
-			t.Time.RunningSeconds = 0.005
-		}), 20 + 15 + 150},
-		{"a step of 20 ms after one that has run for longer than that", byTime(), with(func(t *Terms) {
-			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
-			t.Time.RunningSeconds = 0.05
-		}), 20 + 10 + 150},
-		{"a step of 20 ms that a prompt waits for already", byTime(), with(func(t *Terms) {
-			t.Time.StepSeconds, t.PrefillTokens, t.ActiveRequests, t.Time.QueuedPrefills = 0.02, 500, 2, 1
 		}), 190},
 		{"a step of 20 ms on a worker that only decodes for others", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-		}), 20 + 100 + 2*0.2*100 + 2*0.15*0.5*20},
-		{"the same with short answers", byTime(), with(func(t *Terms) {
-			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-			t.Time.OutputTokens = 60
-		}), 20 + 100 + 2*0.2*100 + 2*0.15*20},
+		}), 20 + 100 + interference*crowd(2)*120},
+		{"30 decoding requests count less than 30 times one", byTime(), with(func(t *Terms) {
+			t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0, 30, 30
+		}), 100 + interference*math.Pow(30, 0.75)*100},
 		{"10 ms more between tokens than on the average worker", byTime(), with(func(t *Terms) {
 			t.Time.SlowerPerToken = 0.01
-		}), 100 + 0.1*200*10},
+		}), 100 + interference*200*10},
 		{"a step of 20 ms and an unknown load", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.LoadUnknown, t.ActiveRequests, t.Time.DecodingRequests = 0.02, true, 4, 2
 		}), 120},
@@ -90,7 +73,7 @@ func TestTimeCost(t *testing.T) {
 		}), 20 + 20},
 		{"40 blocks that only decoding requests hold", byTime(), with(func(t *Terms) {
 			t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests, t.Time.ActivePromptBlocks = 0, 1, 1, 40
-		}), 100 + 20},
+		}), 100 + interference*100},
 		{"a preferred taint", byTime(), with(func(t *Terms) { t.CostMultiplier = 0.5 }), 50},
 		{"the load is unknown", byTime(), with(func(t *Terms) {
 			t.LoadUnknown, t.PrefillTokens, t.ActiveRequests, t.Time.DecodingRequests = true, 500, 4, 4
@@ -364,51 +347,6 @@ func onlyPromptsWithRoomAreLearned(t *testing.T) {
 	}
 }
 
-// TestQueuedPrefills checks which prompts count as waiting for the worker's next prefill step: those that came after
-// the oldest prompt's step began.
-func TestQueuedPrefills(t *testing.T) { synctest.Test(t, queuedPrefills) }
-
-func queuedPrefills(t *testing.T) {
-	a := NewActiveSequences()
-	want := func(worker, queued, prefilling int) {
-		t.Helper()
-		n := int(a.learned.prices[worker].prefilling)
-		if q := a.prefills[worker].queued; q != queued || n != prefilling {
-			t.Errorf("worker %d: %d prefill, %d of them queued; want %d and %d", worker, n, q, prefilling, queued)
-		}
-	}
-	add := func(worker int) Booking { return mustAdd(t, a, Request{ISLTokens: 100}, candidate(worker)) }
-	first, together := add(0), add(0)
-	want(0, 0, 2) // one step has both
-	wait(time.Millisecond)
-	later, last := add(0), add(0)
-	want(0, 2, 4)
-	if s := a.runningSeconds(0); s != 0.001 {
-		t.Errorf("the running step began %v s ago, want 1 ms", s)
-	}
-	last.MoveTo(candidate(1).Worker, 0)
-	want(0, 1, 3)
-	want(1, 0, 1)
-	together.Free() // its client left
-	want(0, 1, 2)
-	first.MarkPrefillCompleted()
-	want(0, 0, 1) // the next step has begun
-	if s := a.runningSeconds(0); s != 0 {
-		t.Errorf("the next step began %v s ago, want now", s)
-	}
-	wait(time.Millisecond)
-	next := add(0)
-	want(0, 1, 2)
-	later.ReleasePrefill()
-	want(0, 0, 1)
-	for _, b := range []Booking{first, later, last, next} {
-		b.Free()
-	}
-	want(0, 0, 0)
-	want(1, 0, 0)
-	wantEmpty(t, a)
-}
-
 // TestTimeTemperature checks that temperature is in milliseconds.
 func TestTimeTemperature(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 5))
@@ -430,60 +368,6 @@ func TestTimeTemperature(t *testing.T) {
 			t.Errorf("%v ms apart at temperature %v: the dearer worker is drawn in %v of draws, want %v", c.gap,
 				c.temperature, share, c.want)
 		}
-	}
-}
-
-// TestReuseIsLearned checks the chance that evicted blocks are asked for again: on worker 0 requests repeat prompts
-// whose blocks it evicted 5 s after their end, on worker 1 prompts that are not repeated.
-func TestReuseIsLearned(t *testing.T) { synctest.Test(t, reuseIsLearned) }
-
-func reuseIsLearned(t *testing.T) {
-	a, cfg := NewActiveSequences(), byTime()
-	serve := func(w, prompt int) {
-		c := candidate(w)
-		c.Prompt = &Prompt{BlockSize: 16, Chains: [][]kvblock.SequenceHash{{kvblock.SequenceHash(64 * prompt)}}}
-		_, b, err := a.SelectAndAdd(Request{ISLTokens: 20}, []Candidate{c}, cfg, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.Free()
-	}
-	for i := range 400 {
-		repeated, once := 1+i%10, 1000+i
-		serve(0, repeated)
-		serve(1, once)
-		a.BlockRemoved(0, kvblock.SequenceHash(64*(1+(i+5)%10)))
-		a.BlockRemoved(1, kvblock.SequenceHash(64*(once-100)))
-		wait(time.Second)
-	}
-	if p := a.Pace(0); p.Reuse < 0.4 || p.Reuse > 0.5 { // half of all prompts are repeated
-		t.Errorf("evicted after 5 s, where requests repeat after 10 s: asked for again with a chance of %v", p.Reuse)
-	}
-	if p := a.Pace(1); p.Reuse > 0.01 {
-		t.Errorf("prompts that are not repeated: asked for again with a chance of %v", p.Reuse)
-	}
-	wait(5 * time.Minute)
-	serve(1, 1)
-	if p := a.Pace(0); p.Reuse != 0 {
-		t.Errorf("no removal for 5 minutes, and evictions cost %v", p.Reuse)
-	}
-	a.BlockRemoved(MaxWorkers-1, 64) // a worker without bookings
-	a.Forget(0)
-	a.BlockRemoved(0, 64)
-}
-
-// TestAgeBins checks that the bins cover all times in order.
-func TestAgeBins(t *testing.T) {
-	last := 0
-	for s := 1e-3; s < 1e7; s *= 1.05 {
-		bin := ageBin(seconds(s))
-		if bin < last || bin > last+1 || bin >= ageBins || s <= ageBase && bin != 0 {
-			t.Fatalf("%v s are in bin %d after %d", s, bin, last)
-		}
-		last = bin
-	}
-	if last != ageBins-1 {
-		t.Errorf("the last bin is %d", last)
 	}
 }
 

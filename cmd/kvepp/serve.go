@@ -218,11 +218,7 @@ func (s *server) closeTracer() {
 func (s *server) discover(ctx context.Context) error {
 	s.book = scoring.NewActiveSequences()
 	s.book.MaxBytes, s.memory.Booked = s.memory.BookedLimit(), s.book.HeldBytes
-	bounds := s.options.index(debug.SetMemoryLimit(-1))
-	if s.options.scoring.Policy == scoring.Time {
-		bounds.OnRemoved = s.book.BlockRemoved
-	}
-	index, err := indexer.New(bounds)
+	index, err := indexer.New(s.options.index(debug.SetMemoryLimit(-1)))
 	if err != nil {
 		return err
 	}

@@ -338,8 +338,8 @@ type Worker struct {
 	LastTTFT, LastITL time.Duration
 	LastPromptTokens  int
 	PrefillSpeed      float64 // estimated tokens per second; 0: unknown
-	// SecondsPerToken, StepSeconds, GapPerToken and Reuse are what --router-policy=time prices the worker with.
-	SecondsPerToken, StepSeconds, GapPerToken, Reuse float64
+	// SecondsPerToken, StepSeconds and GapPerToken are what --router-policy=time prices the worker with.
+	SecondsPerToken, StepSeconds, GapPerToken float64
 }
 
 // CollectWorkers exports the workers that read returns at each scrape.
@@ -402,13 +402,6 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			[]string{"worker_id", "dp_rank", "worker_type"},
 			nil,
 		),
-		reuse: prometheus.NewDesc(
-			"kvepp_worker_evicted_reuse_ratio",
-			"Chance that a block that a worker evicts is asked for again, as --router-policy=time prices it; 0 while "+
-				"it evicts nothing.",
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		),
 		registered: prometheus.NewDesc(
 			"dynamo_component_router_worker_registered",
 			"1 for each worker in the pool.",
@@ -422,12 +415,12 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 type workers struct {
 	read func() []Worker
 
-	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, reuse, registered *prometheus.Desc
+	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, registered *prometheus.Desc
 }
 
 func (w *workers) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.perStep,
-		w.gap, w.reuse, w.registered} {
+		w.gap, w.registered} {
 		to <- d
 	}
 }
@@ -451,7 +444,7 @@ func (w *workers) Collect(to chan<- prometheus.Metric) {
 		}{
 			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
 			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
-			{w.perToken, x.SecondsPerToken}, {w.perStep, x.StepSeconds}, {w.gap, x.GapPerToken}, {w.reuse, x.Reuse},
+			{w.perToken, x.SecondsPerToken}, {w.perStep, x.StepSeconds}, {w.gap, x.GapPerToken},
 			{w.registered, 1},
 		} {
 			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)

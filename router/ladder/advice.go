@@ -23,7 +23,6 @@ var advice = [Causes]string{
 	NoAffinity:    "requests name sessions, but sessions are not kept: --router-session-affinity-ttl-secs",
 	Load:          "workers with the blocks hold more requests: add workers" + policyAdvice,
 	Waiting:       "prompts wait at workers with the blocks: add workers" + policyAdvice,
-	Capacity:      "workers with the blocks have the fuller caches",
 	Tier:          "blocks in host memory or on disk count less than the device's",
 	Random:        "the temperature spreads requests",
 	NotConfirmed:  "responses do not report cached tokens: vLLM needs --enable-prompt-tokens-details",

@@ -57,7 +57,6 @@ const (
 	NoAffinity                 // as the next three or Random, and the request names a session that kvepp does not keep
 	Load                       // a candidate that has them has more active blocks
 	Waiting                    // a candidate that has them has more prompt tokens to compute first
-	Capacity                   // a candidate that has them has a fuller KV cache
 	Tier                       // a candidate has them in host memory or on disk, where they count less
 	Preference                 // a preferred taint, or a trial of an endpoint, decides for another candidate
 	Random                     // the temperature, or a tie, decides for another candidate
@@ -68,7 +67,7 @@ const (
 
 var causeNames = [Causes]string{
 	"blocks_unknown", "first_time", "other_salt", "not_matched", "no_events", "evicted", "unusable", "role", "pinned",
-	"taints", "cordoned", "ejected", "busy", "session", "no_affinity", "load", "waiting", "capacity", "tier",
+	"taints", "cordoned", "ejected", "busy", "session", "no_affinity", "load", "waiting", "tier",
 	"preference", "random", "not_confirmed", "index_wrong",
 }
 

@@ -481,9 +481,8 @@ var lostBy = map[string]string{
 	scoring.PartWaiting:  "more prompt tokens wait there",
 	scoring.PartHeld:     "its active requests hold more blocks",
 	scoring.PartRequests: "more requests run there",
-	scoring.PartSteps:    "a prefill step takes longer there, or runs now",
+	scoring.PartSteps:    "a prefill step takes longer there, or one runs now",
 	scoring.PartDelays:   "the prompt would delay more responses there",
-	scoring.PartEvicts:   "it would evict more that is asked for again",
 	scoring.PartMemory:   "its KV cache has no room",
 	scoring.PartSlower:   "its responses are slower",
 }
