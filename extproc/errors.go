@@ -145,6 +145,7 @@ var droppedReasons = map[string]string{
 	"cordoned":            "rejected-no-endpoints",
 	"constraints_not_met": "rejected-no-endpoints",
 	"overloaded":          "rejected-saturated",
+	"no_room":             "rejected-saturated",
 	"queue_full":          "rejected-saturated",
 	"shed":                "rejected-saturated",
 	"too_many_requests":   "rejected-saturated",

@@ -148,6 +148,9 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		{s.endpoints(d), endpointHeader, nil},
 		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
 	}
+	if s.cfg.PrimaryPort > 0 {
+		lines = append(lines, line{d.Address, dataParallelHeader, nil})
+	}
 	if !d.RankByAddress {
 		lines = append(lines, line{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases})
 	}
@@ -202,6 +205,9 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 // withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
 	to = append(append(append(to, protectedHeaders...), body.ObjectiveHeaders...), s.head.overrides...)
+	if s.cfg.ClientHeaders {
+		to = append(append(to, rewriteHeaders...), pickerHeaders...)
+	}
 	if s.cfg.Frontends {
 		to = append(to, body.SessionHeaders...)
 	}
@@ -213,16 +219,22 @@ func (s *stream) withheld(to []string) []string {
 
 // endpoints is "ip:port[,ip:port...]" (proposal 004): the endpoint, then the fallbacks.
 func (s *stream) endpoints(d *router.Decision) string {
-	if len(d.Fallbacks) == 0 || !s.mayRetry() {
-		return d.Address
+	all := s.cfg.sentTo(d.Address)
+	if s.mayRetry() {
+		for _, fallback := range d.Fallbacks {
+			all += "," + s.cfg.sentTo(fallback)
+		}
 	}
-	return d.Address + "," + strings.Join(d.Fallbacks, ",")
+	return all
 }
 
 // endpointMetadata repeats the endpoint as dynamic metadata: header and metadata "both MUST be set" (proposal 004). The
 // token is for the access log.
 func (s *stream) endpointMetadata(d *router.Decision) *structpb.Struct {
 	fields := map[string]*structpb.Value{endpointHeader: structpb.NewStringValue(s.endpoints(d))}
+	if s.cfg.EndpointScores {
+		fields[scoresKey] = scores(d)
+	}
 	if s.token != "" {
 		fields[tokenKey] = structpb.NewStringValue(s.token)
 	}
@@ -242,6 +254,9 @@ func (s *stream) responseHeadersReply(servedBy string) *extprocv3.HeadersRespons
 	}
 	if s.decision != nil && s.cfg.DecisionHeaders {
 		mutation.SetHeaders = s.decisionHeaders()
+	}
+	if s.decision != nil && s.cfg.TokenHeader != "" {
+		mutation.SetHeaders = append(mutation.SetHeaders, set(s.cfg.TokenHeader, s.cfg.token(s.decision.Name)))
 	}
 	if s.cfg.Conformance {
 		mutation.SetHeaders = append(mutation.SetHeaders, set(servedByHeader, cmp.Or(servedBy, servedByUnknown)))

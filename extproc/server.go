@@ -70,6 +70,7 @@ type Config struct {
 	AccessLog *slog.Logger
 	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
 	RetryAfter int
+	Conventions
 }
 
 // Server implements envoy.service.ext_proc.v3.ExternalProcessor.

@@ -85,6 +85,7 @@ type stream struct {
 
 // head is what routing needs of the request headers.
 type head struct {
+	named       named
 	path, id    string
 	idGenerated bool // the client sent no request id; kvepp made one
 	subset      *subset
@@ -193,6 +194,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 	}
 	e := effect{Note: s.learnModes(in)}
 	s.head = readHead(h.GetHeaders(), s.cfg.Tracer != nil)
+	s.readNamed(h.GetHeaders())
 	s.head.subset = readSubset(in.GetMetadataContext())
 	if s.cfg.Conformance {
 		if selection := readSelection(h.GetHeaders()); selection != nil {
@@ -355,6 +357,7 @@ func (s *stream) join() []byte {
 // request returns the request for the router.
 func (s *stream) request() *router.Request {
 	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.bodylessReason,
+		Rewrite: s.head.named.model, Endpoint: s.head.named.endpoint, EndpointSoft: s.cfg.TokenSoft,
 		ResponseUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
@@ -439,7 +442,8 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (servedBy string
 	if s.phase < relay { // Envoy answered an incomplete request itself: there is nothing left to decide
 		s.phase, s.chunks, s.size = replied, nil, 0
 	}
-	return in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedByKey].GetStringValue()
+	by := in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedByKey].GetStringValue()
+	return s.servedAt(by)
 }
 
 func (s *stream) responseHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders) effect {

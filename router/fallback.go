@@ -11,16 +11,16 @@ import (
 // fallbacks returns the addresses of the next cheapest endpoints of a leg, at most Config.Fallbacks, for a proxy that
 // cannot reach the chosen one. Each fits the headers that the request gets. Ejected endpoints come last: one that may
 // fail is better than none.
-func (r *Router) fallbacks(g *gathered, l *leg, chosen int) (addresses []string) {
+func (r *Router) fallbacks(g *gathered, l *leg, chosen int) (addresses []string, costs []float64) {
 	if r.cfg.Fallbacks <= 0 {
-		return nil
+		return nil, nil
 	}
 	order := make([]int, 0, len(l.workers))
-	add := func(w *pool.Worker) {
+	add := func(w *pool.Worker, cost float64) {
 		if len(addresses) < r.cfg.Fallbacks && sameHeaders(w, &l.workers[chosen]) &&
 			w.Address != l.workers[chosen].Address &&
 			!slices.Contains(addresses, w.Address) {
-			addresses = append(addresses, w.Address)
+			addresses, costs = append(addresses, w.Address), append(costs, cost)
 		}
 	}
 	for i := range l.workers {
@@ -30,21 +30,21 @@ func (r *Router) fallbacks(g *gathered, l *leg, chosen int) (addresses []string)
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(l.costs[i], l.costs[j]) })
 	for _, i := range order {
-		add(&l.workers[i])
+		add(&l.workers[i], l.costs[i])
 	}
 	for i := range l.workers {
 		if g.onTrial(l.workers[i].Worker) {
-			add(&l.workers[i])
+			add(&l.workers[i], l.costs[i])
 		}
 	}
 	if !g.ejectedAdmitted {
 		for i := range g.ejected {
 			if g.ejected[i].Role == l.workers[chosen].Role {
-				add(&g.ejected[i])
+				add(&g.ejected[i], math.Inf(1))
 			}
 		}
 	}
-	return addresses
+	return addresses, costs
 }
 
 // sameHeaders reports whether a request with the headers for one worker can be sent to the other unchanged.

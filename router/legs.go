@@ -52,13 +52,14 @@ func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[sel.Index]
+	others, prices := r.fallbacks(&sc.gathered, l, sel.Index)
 	route := &Route{
 		placed: placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
 			sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
-			Fallbacks: r.fallbacks(&sc.gathered, l, sel.Index), BlockSize: w.BlockSize, Costs: l.prices(),
-			Chosen: sel.Index, Weights: l.weights(),
+			Fallbacks: others, FallbackCosts: prices, Cost: l.costs[sel.Index], BlockSize: w.BlockSize,
+			Costs: l.prices(), Chosen: sel.Index, Weights: l.weights(),
 		},
 	}
 	r.explain(sc, route, l, sel, p, reason)
@@ -95,13 +96,14 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[last.Index]
+	others, prices := r.fallbacks(&sc.gathered, l, last.Index)
 	route := &Route{
 		placed: placed{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x,
 			sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
-			Fallbacks: r.fallbacks(&sc.gathered, l, last.Index), BlockSize: x.BlockSize, Costs: l.prices(),
-			Chosen: last.Index, Weights: l.weights(),
+			Fallbacks: others, FallbackCosts: prices, Cost: l.costs[last.Index], BlockSize: x.BlockSize,
+			Costs: l.prices(), Chosen: last.Index, Weights: l.weights(),
 			Prefill: &Prefill{
 				Name:       x.Name,
 				Address:    x.Address,

@@ -195,7 +195,10 @@ func (r *Router) unread(p prepared, req *Request, err error) (prepared, error) {
 // constraints; and the body for the endpoint. Errors are the client's.
 func (r *Router) readRouting(p *prepared, req *Request, payload *body.Request, tenant string) (err error) {
 	changes, salt := r.changes(), r.namespace(payload, tenant)
-	if rule, target := r.cfg.Rewrites.Of(payload.Model); rule != nil {
+	if target := req.Rewrite; target != "" && target != payload.Model {
+		p.renamed = &Renamed{Requested: strings.Clone(payload.Model), Upstream: target, label: "other"}
+		payload.Model, changes.Model = target, target
+	} else if rule, target := r.cfg.Rewrites.Of(payload.Model); rule != nil {
 		// Copies: metrics, and the route until its end, keep these names, and the body's text would keep the body.
 		requested, label := strings.Clone(payload.Model), strings.Clone(rule.Label(payload.Model))
 		r.metrics.Rewritten(rule.Name, label, target)

@@ -20,6 +20,15 @@ func (r *Router) storedTarget(req *Request, p *prepared) (t target) {
 	if id != "" && r.cfg.Responses != nil {
 		t.worker, t.bound = r.cfg.Responses.Find(session.ResponseKeyOf(id))
 	}
+	if !t.bound && req.Endpoint != "" {
+		s := r.pool.Acquire()
+		defer s.Release()
+		for i := range s.Workers {
+			if w := &s.Workers[i]; w.Name == req.Endpoint {
+				return target{worker: w.Worker, bound: true, soft: req.EndpointSoft}
+			}
+		}
+	}
 	return t
 }
 

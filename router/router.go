@@ -73,6 +73,12 @@ type Request struct {
 	// ResponseUnseen says that kvepp is shown nothing of the response's body, so that its first content cannot end the
 	// prefill.
 	ResponseUnseen bool
+	// Rewrite replaces the model that the body names. Empty: it stays, unless a rule of Config.Rewrites replaces it.
+	Rewrite string
+	// Endpoint is the name of the endpoint that the request shall go to; with EndpointSoft it goes elsewhere while that
+	// endpoint is overloaded. Empty, or not a candidate: any.
+	Endpoint     string
+	EndpointSoft bool
 	// Allowed says whether an endpoint's address may be chosen. nil: every address may.
 	Allowed func(address string) bool
 	// Trace is the request's span, the parent of the router's spans. nil: no tracing.
@@ -89,6 +95,9 @@ type Decision struct {
 	RankByAddress bool
 	// Fallbacks are the addresses of the next cheapest endpoints, in order; nil unless Config.Fallbacks is set.
 	Fallbacks []string
+	// Cost is that of the endpoint in its leg, FallbackCosts those of Fallbacks; NaN or infinite: not priced.
+	Cost          float64
+	FallbackCosts []float64
 
 	Reason Reason
 	// exact if Reason is ReasonKV; the text's tokens if ReasonMediaPrefix; else an estimate from the body's size

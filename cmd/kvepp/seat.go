@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/extproc"
 	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/serve/llmd"
@@ -94,6 +95,9 @@ func (o *options) sit() {
 	if stages := o.seat.Stages; stages != nil {
 		o.sources.Kube.RoleOf = func(labels map[string]string) (pool.Role, bool) { return roleOf(stages(labels)) }
 	}
+	o.proxy.Conventions = extproc.Conventions{ClientHeaders: true, SessionHeaders: o.seat.SessionHeaders,
+		TokenHeader: o.seat.SessionTokenHeader, TokenNamespace: o.sources.Kube.Namespace,
+		TokenSoft: o.seat.SessionTokenSoft, EndpointScores: o.seat.EndpointScores, PrimaryPort: o.seat.PrimaryPort}
 	if o.seat.EndpointsFile != "" {
 		o.sources.Parse = o.readDiscovered
 	}

@@ -77,14 +77,9 @@ var Flags = []Flag{
 		}},
 	{Name: "metrics-cert-dir", Verdict: Refused, Says: "kvepp serves metrics without TLS", apply: noMetricsTLS},
 	{Name: "metrics-client-ca-file", Verdict: Refused, Says: "kvepp serves metrics without TLS", apply: noMetricsTLS},
-	{Name: "emit-endpoint-scores", kind: boolean, Verdict: Refused,
-		Says: "kvepp shows costs by --decision-headers and at /debug/decisions",
-		apply: func(_ *Seat, v string) error {
-			if isTrue(v) {
-				return errors.New("kvepp writes no scores into metadata")
-			}
-			return nil
-		}},
+	{Name: "emit-endpoint-scores", kind: boolean, Verdict: Approximated,
+		Says:  "scores in the metadata are 1 / (1 + cost)",
+		apply: func(s *Seat, v string) error { s.EndpointScores = isTrue(v); return nil }},
 	{Name: "grpc-max-recv-msg-size", kind: size, Verdict: Ignored,
 		Says: "a message may have as many bytes as --max-parse-bytes needs"},
 	{Name: "grpc-max-send-msg-size", kind: size, Verdict: Ignored, Says: "kvepp cuts bodies into pieces"},

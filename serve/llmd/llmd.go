@@ -83,6 +83,8 @@ type Settings struct {
 	SessionTokenHeader string
 	SessionTokenSoft   bool
 
+	EndpointScores bool // --emit-endpoint-scores
+
 	// EndpointsFile is the file of --endpoints, in llm-d's format. Empty: it has kvepp's, or there is none.
 	EndpointsFile string
 }
@@ -189,6 +191,7 @@ func (s *Seat) readConfig() error {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
 	t.settings.NoTraces, t.settings.CipherSuites, t.settings.Compat = s.NoTraces, s.CipherSuites, s.Compat
+	t.settings.EndpointScores = s.EndpointScores
 	s.Settings, s.Notes = t.settings, append(s.Notes, c.notes...)
 	if s.EndpointsFile != "" {
 		s.drop("the configuration discovers endpoints in a file, not in Kubernetes", "pool-name", "pool-namespace",

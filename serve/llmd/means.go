@@ -244,7 +244,8 @@ func keepSessions(mode string) func(*translation, *plugin, *Row) {
 			if header == "" {
 				header = "x-session-token"
 			}
-			t.settings.SessionTokenHeader, t.settings.SessionTokenSoft = header, mode == "soft"
+			t.settings.SessionTokenHeader = strings.ToLower(header)
+			t.settings.SessionTokenSoft = mode == "soft"
 			row.Says = "responses name their endpoint in " + header + ", and requests return there"
 			return
 		}
@@ -253,7 +254,7 @@ func keepSessions(mode string) func(*translation, *plugin, *Row) {
 		headers := []string{}
 		for _, source := range at("sessionIdConfig.sources").list() {
 			if header := source.at("header").text(); header != "" {
-				headers = append(headers, header)
+				headers = append(headers, strings.ToLower(header))
 			}
 		}
 		if len(headers) == 0 {
@@ -265,7 +266,7 @@ func keepSessions(mode string) func(*translation, *plugin, *Row) {
 
 func nameSessions(t *translation, p *plugin, row *Row) {
 	if header := p.parameters.at("headerName").text(); header != "" {
-		t.settings.SessionHeaders = append(t.settings.SessionHeaders, header)
+		t.settings.SessionHeaders = append(t.settings.SessionHeaders, strings.ToLower(header))
 		return
 	}
 	row.Verdict, row.Says = Approximated, "kvepp reads no cookies: their sessions have no affinity"
