@@ -37,15 +37,15 @@ func elements(t *testing.T, text string, kind string) (found []map[string]string
 // TestLines: each line is drawn within the picture, also with points and names that cannot be drawn.
 func TestLines(t *testing.T) {
 	long := strings.Repeat("wide ", 20)
-	for _, c := range []Lines{
+	for _, c := range []Chart{
 		{Title: "a", Lines: []Line{{"one", []float64{0, 1, 2}, []float64{3, 5, 4}},
 			{"two", []float64{0, 2}, []float64{1, 9}}}},
-		{Title: "<&\">", LogX: true, Lines: []Line{{"<b>", []float64{-1, 0, 1, 1e5, math.NaN(), math.Inf(1)},
+		{Title: "<&\">", Log: true, Lines: []Line{{"<b>", []float64{-1, 0, 1, 1e5, math.NaN(), math.Inf(1)},
 			[]float64{1, 1, 0, 1, 1, 1}}, {long, []float64{3}, []float64{math.Inf(-1)}}}},
 		{Title: "nothing"},
-		{Title: "a point", LogX: true, YTo: 1, Lines: []Line{{"p", []float64{5}, []float64{0}}}},
+		{Title: "a point", Log: true, To: 1, Lines: []Line{{"p", []float64{5}, []float64{0}}}},
 		{Title: "many", Lines: make([]Line, 11)},
-		{Title: "narrow", LogX: true, Lines: []Line{{"n", []float64{20, 20.1, 24}, []float64{0, 1, 2}}}},
+		{Title: "narrow", Log: true, Lines: []Line{{"n", []float64{20, 20.1, 24}, []float64{0, 1, 2}}}},
 	} {
 		text := c.String()
 		svg := elements(t, text, "svg")[0]
@@ -92,7 +92,7 @@ func TestTicks(t *testing.T) {
 
 // TestBars: a bar is as long as its value, and the dark look is in the file.
 func TestBars(t *testing.T) {
-	c := Bars{Title: "t", To: 100, Bars: []Bar{{"half", 50}, {"all", 100}, {"none", 0}}, Mark: 90, MarkName: "m"}
+	c := Chart{Title: "t", To: 100, Bars: []Bar{{"half", 50}, {"all", 100}, {"none", 0}}, Mark: 90, MarkName: "m"}
 	var widths []float64
 	for _, r := range elements(t, c.String(), "rect")[1:] {
 		w, _ := strconv.ParseFloat(r["width"], 64)
@@ -104,18 +104,18 @@ func TestBars(t *testing.T) {
 	if !strings.Contains(c.String(), "prefers-color-scheme:dark") {
 		t.Error("no dark look")
 	}
-	elements(t, (&Bars{Title: "none"}).String(), "svg")
+	elements(t, (&Chart{Title: "none"}).String(), "svg")
 }
 
 // TestLogBars: on a logarithmic scale each decade has the same width, a value that it cannot show has no bar, and
 // longer names get more room. Save creates the folder.
 func TestLogBars(t *testing.T) {
-	c := Bars{Title: "t", Log: true, Letters: 40, Bars: []Bar{{"decade", 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
+	c := Chart{Title: "t", Log: true, Bars: []Bar{{strings.Repeat("decade", 7), 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
 	for i := range c.Bars[:3] {
 		c.Bars[i].Value *= 1.5 // the scale begins at 10
 	}
 	file := filepath.Join(t.TempDir(), "new", "c.svg")
-	if err := Save(file, &c); err != nil {
+	if err := c.Save(file); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file)
@@ -139,7 +139,7 @@ func TestLogBars(t *testing.T) {
 			t.Errorf("no value %s", want)
 		}
 	}
-	if err := Save(file+"/x.svg", &c); err == nil {
+	if err := c.Save(file + "/x.svg"); err == nil {
 		t.Error("a file is taken for a folder")
 	}
 }

@@ -172,10 +172,10 @@ func (d *decisions) close() error {
 
 // draw writes the charts.
 func draw(dir string, settings []Setting, reports []*replay.Report) error {
-	cached := chart.Bars{Title: "Share of prompt tokens found in a cache", XLabel: "%", To: 100,
+	cached := chart.Chart{Title: "Share of prompt tokens found in a cache", XLabel: "%", To: 100,
 		Mark: 100 * reports[0].PossibleShare(), MarkName: "one cache of infinite size"}
-	balance := chart.Lines{Title: "How much busier the busiest engine is than the mean", XLabel: "minutes",
-		YLabel: "% of the time; 0: even", YTo: 20}
+	balance := chart.Chart{Title: "How much busier the busiest engine is than the mean", XLabel: "minutes",
+		YLabel: "% of the time; 0: even", To: 20}
 	type figure struct {
 		file, title string
 		scale       float64
@@ -200,11 +200,11 @@ func draw(dir string, settings []Setting, reports []*replay.Report) error {
 		}
 		balance.Lines = append(balance.Lines, line)
 	}
-	err := cmp.Or(chart.Save(filepath.Join(dir, "cached.svg"), &cached),
-		chart.Save(filepath.Join(dir, "balance.svg"), &balance))
+	err := cmp.Or(cached.Save(filepath.Join(dir, "cached.svg")),
+		balance.Save(filepath.Join(dir, "balance.svg")))
 	for _, f := range figures {
-		c := chart.Lines{Title: f.title, XLabel: f.unit + " (logarithmic)", YLabel: "% of requests within this time",
-			LogX: true, YTo: 100}
+		c := chart.Chart{Title: f.title, XLabel: f.unit + " (logarithmic)", YLabel: "% of requests within this time",
+			Log: true, To: 100}
 		for i, r := range reports {
 			line, curve := chart.Line{Name: settings[i].Name}, &f.of(r).Curve
 			for k, v := range curve {
@@ -213,7 +213,7 @@ func draw(dir string, settings []Setting, reports []*replay.Report) error {
 			}
 			c.Lines = append(c.Lines, line)
 		}
-		err = cmp.Or(err, chart.Save(filepath.Join(dir, f.file), &c))
+		err = cmp.Or(err, c.Save(filepath.Join(dir, f.file)))
 	}
 	if err != nil {
 		return fmt.Errorf("--svg: %w", err)

@@ -106,9 +106,9 @@ func TestBenchReplicas(t *testing.T) {
 			line.Y = append(line.Y, float64(i)/10)
 		}
 		file := filepath.Join(out, "replicas.svg")
-		if err := chart.Save(file, &chart.Lines{Title: "From a booking at one replica to its copy at another",
-			XLabel: "ms (logarithmic)", YLabel: "% of bookings within this time", LogX: true, YTo: 100,
-			Lines: []chart.Line{line}}); err != nil {
+		if err := (&chart.Chart{Title: "From a booking at one replica to its copy at another",
+			XLabel: "ms (logarithmic)", YLabel: "% of bookings within this time", Log: true, To: 100,
+			Lines: []chart.Line{line}}).Save(file); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Println("chart: " + file)

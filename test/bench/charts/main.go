@@ -41,9 +41,6 @@ func main() {
 	}
 }
 
-// letters is how many letters of a bar's name are shown.
-const letters = 44
-
 // described is a chart, as the scripts of the benchmarks describe it.
 type described struct {
 	File  string `json:"file"` // without .svg
@@ -71,7 +68,7 @@ func drawLines(from io.Reader, to io.Writer, out string) error {
 		if !fileName.MatchString(of.File) || len(of.Bars) == 0 {
 			return fmt.Errorf("a chart with the name %q and %d bars", of.File, len(of.Bars))
 		}
-		bars := chart.Bars{Title: of.Title, XLabel: of.X, Log: of.Log, Letters: letters}
+		bars := chart.Chart{Title: of.Title, XLabel: of.X, Log: of.Log}
 		if of.Mark != "" {
 			bars.Mark, bars.MarkName, bars.To = 1, of.Mark, 1.2
 		}
@@ -85,9 +82,9 @@ func drawLines(from io.Reader, to io.Writer, out string) error {
 }
 
 // save writes a chart to the folder, and prints the file's name.
-func save(bars *chart.Bars, out, name string, to io.Writer) error {
+func save(bars *chart.Chart, out, name string, to io.Writer) error {
 	file := filepath.Join(out, name+".svg")
-	if err := chart.Save(file, bars); err != nil {
+	if err := bars.Save(file); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(to, "chart: "+file)
@@ -130,8 +127,7 @@ func drawBenchmarks(from io.Reader, to io.Writer, out, name string) error {
 	if failed || len(names) == 0 { // the exit status of go test does not come through the pipe
 		return errors.New("the benchmarks failed, or there are none in the output")
 	}
-	bars := chart.Bars{Title: "Go benchmarks: nanoseconds of an operation", XLabel: "ns (logarithmic)", Log: true,
-		Letters: 60}
+	bars := chart.Chart{Title: "Go benchmarks: nanoseconds of an operation", XLabel: "ns (logarithmic)", Log: true}
 	for _, of := range names {
 		all := times[of]
 		slices.Sort(all)

@@ -141,7 +141,7 @@ func (o *options) show(
 	if o.out == "" {
 		return nil
 	}
-	bars := chart.Bars{Title: "CPU of the processor: " + name, XLabel: "us for each request or piece", Letters: 32}
+	bars := chart.Chart{Title: "CPU of the processor: " + name, XLabel: "us for each request or piece"}
 	for _, c := range columns {
 		if c.processor != nil {
 			bars.Bars = append(bars.Bars, chart.Bar{Name: c.name, Value: results[c].processor})
@@ -149,7 +149,7 @@ func (o *options) show(
 	}
 	file := filepath.Join(o.out, "path-"+strings.ReplaceAll(strings.ReplaceAll(name, ",", ""), " ", "-")+".svg")
 	fmt.Println("  chart: " + file)
-	return chart.Save(file, &bars)
+	return bars.Save(file)
 }
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }

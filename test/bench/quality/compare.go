@@ -138,7 +138,7 @@ func (o *options) report(to io.Writer) error {
 	}
 	if folder := cmp.Or(o.out, o.charts); folder != "" {
 		file := filepath.Join(folder, "quality.svg")
-		if err := chart.Save(file, ratioBars(runs)); err != nil {
+		if err := ratioBars(runs).Save(file); err != nil {
 			return err
 		}
 		fmt.Fprintf(&text, "\nchart: %s\n", file)
@@ -148,8 +148,8 @@ func (o *options) report(to io.Writer) error {
 }
 
 // ratioBars returns a chart of the ratios of the 90th percentile of times to first token.
-func ratioBars(runs []run) *chart.Bars {
-	bars := chart.Bars{Title: "90th percentile of times to first token, relative to " + baseline,
+func ratioBars(runs []run) *chart.Chart {
+	bars := chart.Chart{Title: "90th percentile of times to first token, relative to " + baseline,
 		XLabel: "median of the ratios of the seeds; less is better", To: 1.2, Mark: 1, MarkName: baseline}
 	for _, sc := range scenarios {
 		for _, sys := range systems {
