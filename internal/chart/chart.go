@@ -44,7 +44,8 @@ func (c *Chart) Save(path string) error {
 // The palette is Okabe's and Ito's, which color-blind readers can tell apart, lighter where the ground is dark.
 const head = `<svg xmlns="http://www.w3.org/2000/svg" width="760" height="%[1]d" viewBox="0 0 760 %[1]d" role="img"
 font-family="system-ui,sans-serif" font-size="12"><title>%[2]s</title><style>
-svg{--0:#0072b2;--1:#d55e00;--2:#009e73;--3:#b5529a;--4:#8a6d00;--5:#4b5563;--g:#fff;--i:#1f2328;--s:#59636e;--l:#d1d9e0}
+svg{--0:#0072b2;--1:#d55e00;--2:#009e73;--3:#b5529a;--4:#8a6d00;--5:#4b5563;
+--g:#fff;--i:#1f2328;--s:#59636e;--l:#d1d9e0}
 @media (prefers-color-scheme:dark){svg{--0:#4aa8e0;--1:#ff8a3d;--2:#2fcf9f;--3:#e08fc4;--4:#e6c229;--5:#c3cad5;
 --g:#0d1117;--i:#e6edf3;--s:#9198a1;--l:#3d444d}}
 .ink{fill:var(--i)}.soft{fill:var(--s)}.value{fill:var(--i);stroke:var(--g);stroke-width:4;paint-order:stroke}

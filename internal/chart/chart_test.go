@@ -110,7 +110,8 @@ func TestBars(t *testing.T) {
 // TestLogBars: on a logarithmic scale each decade has the same width, a value that it cannot show has no bar, and
 // longer names get more room. Save creates the folder.
 func TestLogBars(t *testing.T) {
-	c := Chart{Title: "t", Log: true, Bars: []Bar{{strings.Repeat("decade", 7), 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
+	c := Chart{Title: "t", Log: true, Bars: []Bar{
+		{strings.Repeat("decade", 7), 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
 	for i := range c.Bars[:3] {
 		c.Bars[i].Value *= 1.5 // the scale begins at 10
 	}
