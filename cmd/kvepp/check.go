@@ -180,13 +180,14 @@ func (c *checkOptions) predictor(
 		return predictor, nil, nil
 	}
 	c.indexPeers = nil // the check is about the engines' own events, not about another kvepp's index
-	events, err := subscribe(&c.options, p, index, router.NewAdapters(nil), loaded, m, quiet)
-	if err != nil {
+	s := &server{options: &c.options, m: m, log: quiet, loaded: loaded, adapters: router.NewAdapters(nil), pool: p,
+		index: index}
+	if err := s.subscribe(); err != nil {
 		return nil, nil, err
 	}
-	p.Watch(events)
+	p.Watch(s.events)
 	predictor.Events = true
-	return predictor, events, nil
+	return predictor, s.events, nil
 }
 
 // gatewayToCheck returns the addresses and tokens of the gateway and of the running kvepp.

@@ -88,14 +88,9 @@ func TestPoolMetrics(t *testing.T) {
 	}}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	g := followEngines(
-		ctx,
-		o,
-		p,
-		scoring.NewActiveSequences(),
-		eject.New(eject.Config{}, quiet),
-		quiet,
-	)
+	s := &server{options: o, log: quiet, pool: p, book: scoring.NewActiveSequences(),
+		health: eject.New(eject.Config{}, quiet)}
+	g := s.followEngines(ctx)
 	enginemetrics.Export(on, "llama", p, g)
 	want := map[string]float64{
 		"inference_pool_ready_pods llama":                   2,
@@ -117,7 +112,7 @@ func TestPoolMetrics(t *testing.T) {
 		t.Errorf("usage %v", u)
 	}
 	o.gauges.Interval = 0
-	if followEngines(ctx, o, p, scoring.NewActiveSequences(), eject.New(eject.Config{}, quiet), quiet) != nil {
+	if s.followEngines(ctx) != nil {
 		t.Error("kvepp scrapes engines although the interval is 0")
 	}
 }

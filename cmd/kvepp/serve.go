@@ -230,7 +230,7 @@ func (s *server) discover(ctx context.Context) error {
 	s.pool.OnCordon(s.health.PoolCordon)
 	s.feed.Connection = s.health.Subscribed
 	if s.wantsEvents() {
-		if s.events, err = subscribe(s.options, s.pool, index, s.adapters, s.loaded, s.m, s.log); err != nil {
+		if err = s.subscribe(); err != nil {
 			return err
 		}
 		s.closeWith(func() { s.events.Close() })
@@ -249,7 +249,7 @@ func (s *server) discover(ctx context.Context) error {
 		return err
 	}
 	s.ready.Await("as many endpoints as --router-min-initial-workers", s.pool.AwaitFirst(s.sources.MinWorkers))
-	s.gauges = followEngines(ctx, s.options, s.pool, s.book, s.health, s.log)
+	s.gauges = s.followEngines(ctx)
 	pages.Store(s.gauges)
 	if s.remoteOf, err = s.models.RemoteOf(s.pool, s.tokenizerKey, s.m, s.log); err != nil {
 		return err

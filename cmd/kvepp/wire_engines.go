@@ -7,11 +7,9 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
 	"kvepp/router/eject"
-	"kvepp/scoring"
 )
 
 // tracker returns the tracker of the endpoints' health. It uses pages to scrape their metrics as soon as pages is set.
@@ -33,26 +31,19 @@ func tracker(
 	return eject.New(c, log)
 }
 
-// followEngines starts to scrape the engines of p until ctx ends; nil if --refresh-metrics-interval is 0.
-func followEngines(
-	ctx context.Context,
-	o *options,
-	p *pool.Pool,
-	book *scoring.ActiveSequences,
-	health *eject.Tracker,
-	log *slog.Logger,
-) *enginemetrics.Gauges {
-	c := o.gauges
+// followEngines starts to scrape the engines until ctx ends; nil if --refresh-metrics-interval is 0.
+func (s *server) followEngines(ctx context.Context) *enginemetrics.Gauges {
+	c := s.options.gauges
 	if c.Interval == 0 {
 		return nil
 	}
-	c.Frontends = o.models.Engine() == prompt.Dynamo
-	c.NATSServer = o.feed.NATSServer
-	c.Booked = func(w kvblock.Worker) int { return book.Load(w).Requests }
-	c.Health = health.PageRead
+	c.Frontends = s.models.Engine() == prompt.Dynamo
+	c.NATSServer = s.feed.NATSServer
+	c.Booked = func(w kvblock.Worker) int { return s.book.Load(w).Requests }
+	c.Health = s.health.PageRead
 	c.SilentAfter = eject.SilentAfter
-	g := enginemetrics.New(c, p, log)
-	p.Watch(g)
+	g := enginemetrics.New(c, s.pool, s.log)
+	s.pool.Watch(g)
 	go g.Run(ctx)
 	return g
 }

@@ -3,36 +3,24 @@ package main
 import (
 	"log/slog"
 
-	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/metrics"
-	"kvepp/pool"
 	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 	"kvepp/prompt"
-	"kvepp/router"
 	"kvepp/serve/listen"
-	"kvepp/serve/models"
 )
 
-// subscribe makes the feed of the KV events of p's workers. If the index will be copied from a peer, the feed holds
-// events back until that is done.
-func subscribe(
-	o *options,
-	p *pool.Pool,
-	index *indexer.Index,
-	adapters *router.Adapters,
-	loaded models.Models,
-	m *metrics.Metrics,
-	log *slog.Logger,
-) (*feed.Feed, error) {
-	o.models.CompleteFeed(&o.feed, p, loaded, adapters)
-	o.feed.UnmarkedSalts = o.models.Engine() != prompt.Dynamo && !o.routing.TenantSalt
-	events, err := feed.New(o.feed, p, index, m, log)
-	if err == nil && (len(o.indexPeers) > 0 || o.sharing.Shares()) {
-		events.Hold()
+// subscribe makes the feed of the workers' KV events. If the index will be copied from a peer, the feed holds events
+// back until that is done.
+func (s *server) subscribe() (err error) {
+	s.models.CompleteFeed(&s.feed, s.pool, s.loaded, s.adapters)
+	s.feed.UnmarkedSalts = s.models.Engine() != prompt.Dynamo && !s.routing.TenantSalt
+	s.events, err = feed.New(s.feed, s.pool, s.index, s.m, s.log)
+	if err == nil && (len(s.indexPeers) > 0 || s.sharing.Shares()) {
+		s.events.Hold()
 	}
-	return events, err
+	return err
 }
 
 // openCluster creates the followers of a cluster; nil without one.
