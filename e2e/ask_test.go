@@ -456,3 +456,81 @@ func TestHostileIndexers(t *testing.T) {
 		})
 	}
 }
+
+// newBroker passes messages on from any publisher to any subscriber, as Dynamo's broker does, until stop is called.
+func newBroker(t *testing.T) (xsub, xpub string, stop func()) {
+	t.Helper()
+	var sockets [2]*zmq.Socket
+	var addresses [2]string
+	for i, kind := range []zmq.Type{zmq.XSUB, zmq.XPUB} {
+		socket, err := zmq.NewSocket(kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket.SetLinger(0)
+		if err := socket.Bind("tcp://127.0.0.1:*"); err != nil {
+			t.Fatal(err)
+		}
+		if addresses[i], err = socket.GetLastEndpoint(); err != nil {
+			t.Fatal(err)
+		}
+		sockets[i] = socket
+	}
+	ending, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer sockets[0].Close()
+		defer sockets[1].Close()
+		poller := zmq.NewPoller()
+		poller.Add(sockets[0], zmq.POLLIN)
+		poller.Add(sockets[1], zmq.POLLIN)
+		for {
+			select {
+			case <-ending:
+				return
+			default:
+			}
+			ready, err := poller.Poll(50 * time.Millisecond)
+			if err != nil {
+				continue
+			}
+			for _, from := range ready {
+				to := sockets[0]
+				if from.Socket == to {
+					to = sockets[1]
+				}
+				if frames, err := from.Socket.RecvMessageBytes(0); err == nil {
+					to.SendMessage(frames)
+				}
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() { close(ending); <-ended })
+	t.Cleanup(stop)
+	return addresses[0], addresses[1], stop
+}
+
+// TestBrokers: workers publish over two ZMQ brokers. kvepp hears each event once, also after one of them has gone.
+func TestBrokers(t *testing.T) {
+	xsub, xpub, stop := newBroker(t)
+	xsub2, xpub2, _ := newBroker(t)
+	t.Setenv("DYN_ZMQ_BROKER_URL", fmt.Sprintf("xsub=%s;%s , xpub=%s;%s", xsub, xsub2, xpub, xpub2))
+	s := start(t, stack.Config{Workers: 2, Speedup: 50, EventPlane: "zmq"})
+	nothingLeft(t, s)
+	for i := range 6 {
+		warm(t, s.Envoy.URL, conversation(fmt.Sprint(t.Name(), i), 2), i%2 == 0, nil)
+	}
+	stop()
+	for i := range 6 {
+		warm(t, s.Envoy.URL, conversation(fmt.Sprint(t.Name(), "after", i), 2), i%2 == 0, nil)
+	}
+	m, err := s.Metrics(t.Context())
+	if err != nil || m[`kvepp_events_total{kind="subscription",outcome="gap"}`]+
+		m[`kvepp_events_total{kind="subscription",outcome="restart"}`] != 0 {
+		t.Errorf("%v; questions %v", err, questions(m))
+	}
+	if text, err := s.Log(); err != nil || !strings.Contains(text, "address="+xpub+";"+xpub2) {
+		t.Errorf("kvepp did not connect to the brokers (%v)", err)
+	}
+	same(t, s, another(t, s), t.Name(), 6, "")
+}

@@ -135,7 +135,7 @@ func (e *Endpoint) Check() error {
 	}
 	for _, channels := range [...][]EventChannel{e.EventChannels, e.LoadChannels} {
 		for _, c := range channels {
-			if err := CheckText(c.ZMQ + c.Subject + c.Query); err != nil {
+			if err := CheckText(c.ZMQ + c.Brokers + c.Subject + c.Query); err != nil {
 				return fmt.Errorf("event channel: %w", err)
 			}
 		}

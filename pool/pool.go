@@ -107,7 +107,10 @@ type EventChannel struct {
 	Rank      uint32
 	Publisher uint64 // id in the messages
 	ZMQ       string // address of the publisher's socket; empty: NATS
-	Subject   string // NATS subject; several publishers share one
+	// Brokers are the addresses of ZMQ brokers, separated by semicolons: each passes on the messages of all publishers.
+	// Empty: none.
+	Brokers string
+	Subject string // of NATS or of messages of brokers; several publishers share one
 	// Query is where the publisher's worker says which blocks it holds, HOST:PORT/PATH on Dynamo's TCP request plane.
 	// Empty: nowhere.
 	Query string
@@ -115,7 +118,7 @@ type EventChannel struct {
 
 // Transport returns "zmq" or "nats".
 func (c EventChannel) Transport() string {
-	if c.ZMQ != "" {
+	if c.ZMQ != "" || c.Brokers != "" {
 		return "zmq"
 	}
 	return "nats"

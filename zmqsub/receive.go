@@ -116,6 +116,14 @@ func (s *Subscription) onLive(frames [][]byte) {
 	if !bytes.HasPrefix(frames[0], []byte(s.config.Topic)) {
 		return // publishers filter topics, but need not
 	}
+	if s.config.Many {
+		if len(frames) != 4 || len(frames[1]) != 8 || len(frames[2]) != 8 {
+			s.malformed("live message of %d frames, want 4 with an id and a number of 8 bytes", len(frames))
+			return
+		}
+		s.handler.Message(binary.BigEndian.Uint64(frames[2]), frames[1], frames[3])
+		return
+	}
 	if publisher := s.config.Publisher; len(publisher) > 0 {
 		if len(frames) != 4 {
 			s.malformed("live message of %d frames, want 4", len(frames))

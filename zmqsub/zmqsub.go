@@ -82,6 +82,11 @@ type Config struct {
 	// Empty: messages have no such frame.
 	Publisher []byte
 
+	// Many says that several publishers send over the address, whose ids of 8 bytes messages have in the place of
+	// Publisher. zmqsub then delivers all messages without a look at their numbers, with the publisher's id as topic: it
+	// calls neither Gap nor Restart.
+	Many bool
+
 	// ReplayTimeout bounds one replay. After it, the messages that are still missing are reported as a gap. 0 means 10
 	// seconds.
 	ReplayTimeout time.Duration

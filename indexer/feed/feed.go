@@ -37,6 +37,7 @@ type Feed struct {
 	log     *slog.Logger
 	hub     *zmqsub.Hub
 	nats    natsPlane
+	brokers brokerPlane
 	threads chan struct{} // semaphore of batches that are being applied; nil: no limit
 
 	ctx       context.Context // of questions to workers

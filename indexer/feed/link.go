@@ -114,8 +114,8 @@ func (f *Feed) eventsAddress(w *pool.Worker) string {
 	switch {
 	case !ok:
 		return w.KVEventsAddress()
-	case c.ZMQ != "":
-		return c.ZMQ
+	case c.Transport() == "zmq":
+		return c.ZMQ + c.Brokers
 	}
 	return "NATS subject " + c.Subject
 }

@@ -39,7 +39,8 @@ type subject struct {
 // natsChannel is one publisher's messages.
 type natsChannel struct {
 	*planeSubscriber
-	next uint64 // number of the next message
+	next    uint64 // number of the next message
+	repeats bool   // messages may come more than once
 }
 
 // subscribe passes the events of c to s until leave returns.
@@ -114,16 +115,21 @@ func (j *subject) message(data []byte) {
 		}
 		return
 	}
-	c := j.workers[j.decoding.plane.Publisher]
-	if c == nil {
-		return // its worker is not in the pool
+	if c := j.workers[j.decoding.plane.Publisher]; c != nil { // else its worker is not in the pool
+		j.deliver(c, data)
 	}
+}
+
+// deliver passes the decoded message to a worker.
+func (j *subject) deliver(c *natsChannel, data []byte) {
 	if !c.begin() {
 		return
 	}
 	defer c.end()
 	seq := j.decoding.plane.Sequence
 	switch {
+	case seq < c.next && c.repeats:
+		return
 	case seq < c.next:
 		c.restart()
 	case seq > c.next && c.recovery.at == "":

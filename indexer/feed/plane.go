@@ -20,10 +20,14 @@ func (f *Feed) joinPlane(w pool.Worker, c pool.EventChannel) {
 	s := f.planeSubscriber(w, c)
 	var leave func()
 	var err error
-	if c.ZMQ == "" {
+	switch {
+	case c.Brokers != "":
+		s.hold = f.never // as with NATS
+		leave, err = f.brokers.subscribe(f.hub, c, s)
+	case c.ZMQ == "":
 		s.hold = f.never // a subject carries the messages of many workers, also of some that join later
 		leave, err = f.nats.subscribe(c, s)
-	} else {
+	default:
 		s.connection = f.config.Connection
 		var running *zmqsub.Subscription
 		running, err = f.hub.Subscribe(zmqsub.Config{Endpoint: c.ZMQ, Topic: planeTopic,

@@ -121,3 +121,42 @@ func TestChannels(t *testing.T) {
 		t.Errorf("a channel although the engine's own socket is known: %+v", c)
 	}
 }
+
+// TestBrokers: sources without a channel are heard over the brokers of the environment, else of discovery.
+func TestBrokers(t *testing.T) {
+	now := time.Now()
+	s := store{t, t.TempDir()}
+	s.instance("w0", 1, now)
+	s.card("w0", 1, 16, now)
+	s.source("w0", 1, 5, 0, now)
+	s.source("w0", 1, 6, 1, now)
+	s.channel("w0", "kv-events", 6, `{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:1"}}`, now)
+	own := pool.EventChannel{Rank: 1, Publisher: 6, ZMQ: "tcp://127.0.0.1:1"}
+	check := func(brokers string) {
+		t.Helper()
+		over := pool.EventChannel{Publisher: 5, Brokers: brokers, Query: "127.0.0.1:9/1f/q0",
+			Subject: "namespace.w0.component.backend.endpoint.generate.kv-events"}
+		want := []pool.EventChannel{over, own}
+		if brokers == "" {
+			want = want[1:]
+		}
+		if got := NewFileStore(s.dir, quiet).scan(now)[0].Channels; !reflect.DeepEqual(got, want) {
+			t.Errorf("channels %+v, want %+v", got, want)
+		}
+	}
+	check("")
+	for id, addresses := range []string{`"tcp://b:2","tcp://a:2"`, `"tcp://a:2"`} {
+		s.put("event_channels", "namespace/n/component/zmq_broker/endpoint/broker/topic/any", uint64(id), `{"topic":"any",`+
+			`"transport":{"kind":"ZmqBroker","config":{"xsub_endpoints":["tcp://a:1"],"xpub_endpoints":[`+addresses+`]}}}`,
+			now)
+	}
+	check("tcp://a:2;tcp://b:2")
+	t.Setenv("DYN_ZMQ_BROKER_URL", "xsub=tcp://c:1;tcp://d:1 , xpub=tcp://c:2;tcp://d:2")
+	check("tcp://c:2;tcp://d:2")
+	for _, wrong := range []string{"tcp://a:1", "xsub=tcp://a:1", "xpub=a:1", "xpub=tcp://a", "xpub="} {
+		t.Setenv("DYN_ZMQ_BROKER_URL", wrong)
+		if all, err := Brokers(); err == nil {
+			t.Errorf("%q names %q", wrong, all)
+		}
+	}
+}

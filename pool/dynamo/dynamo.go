@@ -12,6 +12,8 @@ package dynamo
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -225,8 +227,55 @@ func parseSource(record []byte) (source, error) {
 	return s, nil
 }
 
+// channel returns the channel of a source's events among those of publishers, else over brokers, if there are any.
+func (s *source) channel(of map[uint64]pool.EventChannel, brokers string) (c pool.EventChannel, found bool) {
+	if c, found = of[s.publisher]; !found && brokers != "" && s.publisher != 0 {
+		path := strings.SplitN(s.worker.path, "/", 3)
+		c, found = pool.EventChannel{Publisher: s.publisher, Brokers: brokers, Subject: fmt.Sprintf(
+			"namespace.%s.component.%s.endpoint.%s.%s", path[0], path[1], path[2], kvTopic)}, true
+	}
+	c.Rank, c.Query = s.rank, s.query
+	return c, found
+}
+
+// brokersVariable is Dynamo's variable that names ZMQ brokers, as "xsub=ADDRESS;ADDRESS , xpub=ADDRESS;ADDRESS".
+const brokersVariable = "DYN_ZMQ_BROKER_URL"
+
+// Brokers returns the addresses at which the brokers of DYN_ZMQ_BROKER_URL pass messages on, separated by semicolons;
+// empty without the variable.
+func Brokers() (string, error) {
+	text := os.Getenv(brokersVariable)
+	if text == "" {
+		return "", nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		list, found := strings.CutPrefix(strings.TrimSpace(part), "xpub=")
+		if !found {
+			continue
+		}
+		for address := range strings.SplitSeq(list, ";") {
+			host, tcp := strings.CutPrefix(address, "tcp://")
+			if err := pool.CheckHostPort(host); err != nil || !tcp {
+				return "", fmt.Errorf("%s: %q is not tcp://HOST:PORT", brokersVariable, address)
+			}
+		}
+		return list, nil
+	}
+	return "", fmt.Errorf("%s %q: must look like xsub=tcp://HOST:PORT , xpub=tcp://HOST:PORT", brokersVariable, text)
+}
+
+// joinBrokers returns those of the variable, else those of discovery, sorted and each once.
+func joinBrokers(discovered []string) string {
+	if named, err := Brokers(); err == nil && named != "" { // the start refuses a wrong value
+		return named
+	}
+	all := strings.FieldsFunc(strings.Join(discovered, ";"), func(r rune) bool { return r == ';' })
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), ";")
+}
+
 // parseChannel decodes the record of v1/event_channels, the channel of a publisher. path is the workers' path for a
-// channel of loads, else empty. c is zero for other topics. Loads over NATS have a subject but no publisher: all
+// channel of loads, else empty. c is zero for other topics, and has only Brokers if the record is a broker's. Loads over NATS have a subject but no publisher: all
 // workers of a path share the subject, and each message names its worker.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
@@ -238,11 +287,16 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 			Config struct {
 				Endpoint      string `json:"endpoint"`
 				SubjectPrefix string `json:"subject_prefix"`
+
+				Brokers []string `json:"xpub_endpoints"`
 			} `json:"config"`
 		} `json:"transport"`
 	}
 	if err := json.Unmarshal(record, &r); err != nil {
 		return c, "", err
+	}
+	if r.Transport.Kind == "ZmqBroker" && len(r.Transport.Config.Brokers) > 0 {
+		return pool.EventChannel{Brokers: strings.Join(r.Transport.Config.Brokers, ";")}, "", nil
 	}
 	if r.Topic != kvTopic && r.Topic != loadTopic {
 		return c, "", nil

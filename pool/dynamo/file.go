@@ -172,12 +172,14 @@ func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
 func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[string][]pool.EventChannel) {
 	byPublisher := map[uint64]pool.EventChannel{}
 	loads := map[string][]pool.EventChannel{}
+	var brokers []string
 	s.each("event_channels", now, func(file string, info fs.FileInfo) error {
 		known, ok := s.publishers[file]
 		if !ok || known.size != info.Size() {
 			name, err := url.PathUnescape(filepath.Base(file))
 			if err != nil ||
-				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") {
+				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") &&
+					!strings.Contains(name, "/zmq_broker/") {
 				return nil // another topic
 			}
 			record, err := boundedfile.Read(file, maxRecord)
@@ -193,6 +195,8 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		switch {
 		case known.path != "":
 			loads[known.path] = append(loads[known.path], known.channel)
+		case known.channel.Brokers != "":
+			brokers = append(brokers, known.channel.Brokers)
 		case known.channel != (pool.EventChannel{}):
 			byPublisher[known.channel.Publisher] = known.channel
 		}
@@ -205,15 +209,14 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		}
 	}
 	s.loads = loads
-	channels := map[key][]pool.EventChannel{}
+	channels, all := map[key][]pool.EventChannel{}, joinBrokers(brokers)
 	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
 		record, err := boundedfile.Read(file, maxRecord)
 		if err != nil {
 			return err
 		}
 		from, err := parseSource(record)
-		if c, ok := byPublisher[from.publisher]; err == nil && ok {
-			c.Rank, c.Query = from.rank, from.query
+		if c, ok := from.channel(byPublisher, all); err == nil && ok {
 			channels[from.worker] = append(channels[from.worker], c)
 		}
 		return err

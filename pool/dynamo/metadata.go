@@ -45,12 +45,15 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	})
 	channels := map[uint64]pool.EventChannel{} // by publisher
 	loads := map[string][]pool.EventChannel{}  // by path
+	var brokers []string
 	each("event_channels", d.Channels, func(record []byte) error {
 		c, path, err := parseChannel(record)
 		switch {
 		case err != nil || c == (pool.EventChannel{}):
 		case path != "":
 			loads[path] = append(loads[path], c)
+		case c.Brokers != "":
+			brokers = append(brokers, c.Brokers)
 		default:
 			channels[c.Publisher] = c
 		}
@@ -62,8 +65,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	byWorker := map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
 		from, err := parseSource(record)
-		if c, ok := channels[from.publisher]; err == nil && ok {
-			c.Rank, c.Query = from.rank, from.query
+		if c, ok := from.channel(channels, joinBrokers(brokers)); err == nil && ok {
 			byWorker[from.worker] = append(byWorker[from.worker], c)
 		}
 		return err

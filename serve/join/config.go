@@ -16,6 +16,7 @@ import (
 	"kvepp/internal/suggest"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/pool/dynamo"
 	"kvepp/pool/kube"
 )
 
@@ -63,6 +64,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 
 // Validate returns an error for the first setting that is invalid, alone or beside the others.
 func (c *Config) Validate() error {
+	if _, err := dynamo.Brokers(); err != nil {
+		return err
+	}
 	switch {
 	case c.File == "" && !c.Kube.Used():
 		return errors.New(
