@@ -83,8 +83,8 @@ type Config struct {
 	Publisher []byte
 
 	// Many says that several publishers send over the address, whose ids of 8 bytes messages have in the place of
-	// Publisher. zmqsub then delivers all messages without a look at their numbers, with the publisher's id as topic: it
-	// calls neither Gap nor Restart.
+	// Publisher. zmqsub then delivers all messages without a look at their numbers, with the publisher's id as topic.
+	// It calls neither Gap nor Restart.
 	Many bool
 
 	// ReplayTimeout bounds one replay. After it, the messages that are still missing are reported as a gap. 0 means 10

@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"path"
 	"regexp"
 	"strings"
 	"testing"
@@ -92,5 +93,24 @@ func TestPagesNameTargetsAndTests(t *testing.T) {
 	}
 	if names < 50 {
 		t.Errorf("the pages have %d names of targets and tests", names)
+	}
+}
+
+// TestCompatibilityNamesTests checks that the tests that docs/compatibility.md names, as FOLDER.TestName, exist.
+func TestCompatibilityNamesTests(t *testing.T) {
+	declared := map[string]bool{}
+	goFiles(t, func(name string, text []byte) {
+		for _, f := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+			declared[path.Dir(name)+"."+string(f[1])] = true
+		}
+	})
+	named := regexp.MustCompile("`([a-z0-9/]+\\.Test\\w+)`").FindAllStringSubmatch(read(t, "docs/compatibility.md"), -1)
+	for _, n := range named {
+		if !declared[n[1]] {
+			t.Errorf("docs/compatibility.md: there is no %s", n[1])
+		}
+	}
+	if len(named) < 30 {
+		t.Errorf("%d tests are named", len(named))
 	}
 }

@@ -146,9 +146,9 @@ func TestBrokers(t *testing.T) {
 	}
 	check("")
 	for id, addresses := range []string{`"tcp://b:2","tcp://a:2"`, `"tcp://a:2"`} {
-		s.put("event_channels", "namespace/n/component/zmq_broker/endpoint/broker/topic/any", uint64(id), `{"topic":"any",`+
-			`"transport":{"kind":"ZmqBroker","config":{"xsub_endpoints":["tcp://a:1"],"xpub_endpoints":[`+addresses+`]}}}`,
-			now)
+		s.put("event_channels", "namespace/n/component/zmq_broker/endpoint/broker/topic/any", uint64(id),
+			`{"topic":"any","transport":{"kind":"ZmqBroker","config":{"xsub_endpoints":["tcp://a:1"],`+
+				`"xpub_endpoints":[`+addresses+`]}}}`, now)
 	}
 	check("tcp://a:2;tcp://b:2")
 	t.Setenv("DYN_ZMQ_BROKER_URL", "xsub=tcp://c:1;tcp://d:1 , xpub=tcp://c:2;tcp://d:2")

@@ -275,8 +275,8 @@ func joinBrokers(discovered []string) string {
 }
 
 // parseChannel decodes the record of v1/event_channels, the channel of a publisher. path is the workers' path for a
-// channel of loads, else empty. c is zero for other topics, and has only Brokers if the record is a broker's. Loads over NATS have a subject but no publisher: all
-// workers of a path share the subject, and each message names its worker.
+// channel of loads, else empty. c has only Brokers if the record is a broker's, and is zero for other topics. Loads over
+// NATS have a subject but no publisher: all workers of a path share the subject, and each message names its worker.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
@@ -320,8 +320,8 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, "", nil
 	}
 	return c, "", fmt.Errorf(
-		"KV events over %q with %+v: kvepp supports the worker's own ZMQ socket and NATS; set kvEvents of the "+
-			"endpoint",
+		"KV events over %q with %+v: kvepp supports the worker's own ZMQ socket, brokers and NATS; set kvEvents of "+
+			"the endpoint",
 		t.Kind,
 		t.Config,
 	)
