@@ -275,8 +275,9 @@ func joinBrokers(discovered []string) string {
 }
 
 // parseChannel decodes the record of v1/event_channels, the channel of a publisher. path is the workers' path for a
-// channel of loads, else empty. c has only Brokers if the record is a broker's, and is zero for other topics. Loads over
-// NATS have a subject but no publisher: all workers of a path share the subject, and each message names its worker.
+// channel of loads, else empty. c has only Brokers if the record is a broker's, and is zero for other topics. Loads
+// over NATS have a subject but no publisher: all workers of a path share the subject, and each message names its
+// worker.
 func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	var r struct {
 		Topic      string  `json:"topic"`
