@@ -11,7 +11,6 @@ func init() {
 		"dynamic-config-yaml":          "vllm-router",
 		"enable-batch-api":             "vllm-router",
 		"engine-stats-interval":        "vllm-router",
-		"feature-gates":                "vllm-router",
 		"k8s-label-selector":           "vllm-router",
 		"k8s-namespace":                "vllm-router",
 		"k8s-port":                     "vllm-router",

@@ -25,6 +25,7 @@ import (
 	"kvepp/manifests/envoy"
 	"kvepp/prompt/fetch"
 	"kvepp/serve/client"
+	"kvepp/serve/llmd"
 )
 
 // othersFlags are the flags of other programs that the pages name, by program. Flags that kvepp has too are not listed.
@@ -52,9 +53,7 @@ var othersMetrics = []string{
 	"dynamo_epp_first_response_body_seconds", "dynamo_epp_cached_tokens", "dynamo_epp_observed_reuse_tokens_total",
 	"dynamo_epp_predicted_cache_hit_rate", "dynamo_epp_lifecycle_callbacks_total",
 	"dynamo_kvrouter_kv_cache_events_applied",
-	"dynamo_kvrouter_kv_cache_event_warnings", "inference_extension_plugin_duration_seconds",
-	"inference_extension_flow_control_*",
-	"inference_extension_prefix_indexer_hit_bytes", "inference_objective_request_predicted_*",
+	"dynamo_kvrouter_kv_cache_event_warnings",
 	"dynamo_component_router_kv_event_source_mismatch_workers", "dynamo_component_router_overlap_blocks_lost",
 	"dynamo_kvindexer_models", "dynamo_router_overhead_*_ms",
 }
@@ -101,6 +100,7 @@ func TestPagesNameFlags(t *testing.T) {
 	}
 	known := func(name string) bool {
 		return name == "help" || absentFlags[name] != "" ||
+			slices.ContainsFunc(llmd.Flags, func(f llmd.Flag) bool { return f.Name == name }) ||
 			slices.ContainsFunc(ofCommands, func(f *pflag.FlagSet) bool { return f.Lookup(name) != nil })
 	}
 	if known("no-such-flag") || !known("probe") || !known("no-router-kv-events") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,7 @@ type running struct {
 	grpc, health, prom, admin int // ports
 	endpoints                 string
 	env                       []string // NAME=VALUE
+	command                   string   // empty: serve
 	wrapper                   []string // a program with arguments that runs kvepp; nil: none
 	processor, plain          *grpc.ClientConn
 }
@@ -86,7 +88,7 @@ func (r *running) start(flags ...string) {
 		r.t.Fatal(err)
 	}
 	argv := append(
-		slices.Concat(r.wrapper, []string{self, "serve"}),
+		slices.Concat(r.wrapper, []string{self, cmp.Or(r.command, "serve")}),
 		append([]string{"--endpoints", r.endpoints, "--bind-address=127.0.0.1", "--secure-serving=false",
 			"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port",
 			strconv.Itoa(r.prom),

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -99,23 +100,27 @@ func (o *options) sit() {
 		TokenHeader: o.seat.SessionTokenHeader, TokenNamespace: o.sources.Kube.Namespace,
 		TokenSoft: o.seat.SessionTokenSoft, EndpointScores: o.seat.EndpointScores, PrimaryPort: o.seat.PrimaryPort}
 	if o.seat.EndpointsFile != "" {
-		o.sources.Parse = o.readDiscovered
+		o.sources.Parse = o.discovered()
 	}
 	o.models.Others = models.Others{URL: o.seat.TokenizerURL, Model: o.seat.TokenizerModel,
 		Timeout: o.seat.TokenizerTimeout, Engines: o.seat.AskEngines, Scheme: o.gauges.Scheme,
 		SkipVerify: o.gauges.SkipVerify}
 }
 
-// readDiscovered reads a file of llm-d's file discovery.
-func (o *options) readDiscovered(text []byte) ([]pool.Entry, error) {
-	file, skipped, err := llmd.Endpoints(text, o.seat.Stages)
-	if err != nil {
-		return nil, err
+// discovered returns what reads a file of llm-d's file discovery. It logs the entries that it skips once.
+func (o *options) discovered() func(text []byte) ([]pool.Entry, error) {
+	var logged []string
+	return func(text []byte) ([]pool.Entry, error) {
+		file, skipped, err := llmd.Endpoints(text, o.seat.Stages)
+		if err != nil {
+			return nil, err
+		}
+		if len(skipped) > 0 && !slices.Equal(skipped, logged) {
+			slog.Warn("kvepp skips entries of the endpoints file", "entries", strings.Join(skipped, "; "))
+		}
+		logged = skipped
+		return pool.ParseFile(file)
 	}
-	for _, entry := range skipped {
-		slog.Warn("kvepp skips an entry of the endpoints file", "entry", entry)
-	}
-	return pool.ParseFile(file)
 }
 
 // roleOf returns the role of an endpoint that may prefill, decode or both, and whether it is one.

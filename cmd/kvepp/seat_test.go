@@ -2,9 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"kvepp/serve/llmd"
 )
 
 func TestCalledAsPicker(t *testing.T) {
@@ -68,4 +75,118 @@ func TestExplainConfig(t *testing.T) {
 			}
 		}
 	}
+}
+
+// chat sends a chat and its whole response through kvepp, and returns the endpoint.
+func (r *running) chat(content string) (string, error) {
+	stream, err := extprocv3.NewExternalProcessorClient(r.processor).Process(r.t.Context())
+	if err != nil {
+		return "", err
+	}
+	headers := func(end bool, pairs ...string) *extprocv3.HttpHeaders {
+		h := &extprocv3.HttpHeaders{EndOfStream: end, Headers: &corev3.HeaderMap{}}
+		for i := 0; i < len(pairs); i += 2 {
+			h.Headers.Headers = append(h.Headers.Headers,
+				&corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+		}
+		return h
+	}
+	body := func(text string) *extprocv3.HttpBody {
+		return &extprocv3.HttpBody{Body: []byte(text), EndOfStream: true}
+	}
+	endpoint := ""
+	for _, send := range []*extprocv3.ProcessingRequest{
+		{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: headers(false, ":method", "POST", ":path",
+			"/v1/chat/completions")}},
+		{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: body(
+			`{"model":"m","messages":[{"role":"user","content":"` + content + `"}]}`)}},
+		{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers(false, ":status", "200",
+			"content-type", "application/json")}},
+		{Request: &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: body(
+			`{"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":16}}}`)}},
+	} {
+		if err := stream.Send(send); err != nil {
+			return "", err
+		}
+		for wait := send.GetRequestHeaders() == nil; wait; {
+			response, err := stream.Recv()
+			if err != nil {
+				return "", err
+			}
+			for _, h := range response.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+				if h.GetHeader().GetKey() == "x-gateway-destination-endpoint" {
+					endpoint = string(h.GetHeader().GetRawValue())
+				}
+			}
+			wait = response.GetRequestHeaders() != nil // the body's reply follows
+		}
+	}
+	return endpoint, stream.CloseSend()
+}
+
+// TestSeat: kvepp starts as llm-d's picker with a configuration that discovers endpoints in a file. It logs what the
+// configuration means, routes a later turn to the endpoint of the earlier one, and shows the metrics of llm-d.
+func TestSeat(t *testing.T) {
+	t.Parallel()
+	r := reserve(t)
+	r.command = seatCommand
+	r.writeEndpoints(`endpoints:
+- {name: a, namespace: ns, address: 127.0.0.1, port: "1"}
+- {name: b, namespace: ns, address: 127.0.0.1, port: "2", labels: {llm-d.ai/role: decode}}
+- {name: c, namespace: ns, address: 127.0.0.1, port: "3", labels: {llm-d.ai/role: prefill}}
+- {name: bad, address: nowhere, port: "4"}
+`)
+	r.start("", "--pool-name", "pool", "--pool-namespace=ns", "--zap-encoder", "console", "-v=2", "--tracing=false",
+		"--drain-delay=0s", "--refresh-metrics-interval=0s", "--metrics-compat=all", "--config-text", `
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {name: hosts, type: file-discovery, parameters: {path: `+r.endpoints+`, watchFile: true}}
+- {type: prefix-cache-scorer}
+- {type: queue-scorer}
+- {type: k8s-notification-source}
+dataLayer: {discovery: {endpoints: {pluginRef: hosts}}}
+`)
+	r.awaitReady()
+	r.awaitLog("of llm-d's configuration", "name=prefix-cache-scorer", "verdict=approximated")
+	r.awaitLog("of llm-d's configuration", "name=k8s-notification-source", "verdict=ignored")
+	r.awaitLog("of llm-d's picker", "--pool-name=pool is ignored")
+	r.awaitLog("kvepp skips entries", "nowhere")
+	r.eventually("both endpoints", func() error {
+		text, err := r.metrics()
+		if err == nil && !strings.Contains(text, "\nkvepp_workers 3\n") {
+			err = errors.New("another number of workers")
+		}
+		return err
+	})
+	said := strings.Repeat("what was said before, ", 40)
+	first, err := r.chat(said)
+	if err != nil || first == "" || strings.HasSuffix(first, ":3") {
+		t.Fatalf("%q, %v", first, err)
+	}
+	for range 6 {
+		said += strings.Repeat("and what was said then, ", 20)
+		if again, err := r.chat(said); err != nil || again != first {
+			t.Errorf("a later turn went to %q, the first to %q: %v", again, first, err)
+		}
+	}
+	text, err := r.metrics()
+	if err != nil || !strings.Contains(text, `kvepp_decisions_total{reason="approximate"} 7`) {
+		t.Errorf("decisions: %v", err)
+	}
+	missing := 0
+	for _, twin := range llmd.Twins("all", "pool") {
+		switch {
+		case strings.Contains(text, "\n"+twin.Name+"{"), strings.Contains(text, "\n"+twin.Name+" "),
+			strings.Contains(text, "\n"+twin.Name+"_count"):
+		default:
+			missing++
+			t.Logf("without a value: %s", twin.Name)
+		}
+	}
+	if len(llmd.Twins("all", "pool"))-missing < 40 {
+		t.Errorf("%d metrics have no value", missing)
+	}
+	r.Signal(syscall.SIGTERM)
+	r.awaitEnd()
 }
