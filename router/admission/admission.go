@@ -38,7 +38,7 @@ const DefaultMax = 65536
 
 // What the learned numbers are until there are samples, and their bounds.
 const (
-	enoughSamples = 20 // idle times that ended, of each kind of number
+	enoughSamples = 20 // idle times that ended, of each kind of number; and prompts
 	// defaultOutput is the length of a response, in tokens, until one has ended.
 	defaultOutput = 100
 	// idlePauses is for how many mean pauses an idle conversation counts. Of pauses whose length is exponentially
@@ -74,6 +74,7 @@ type Controller struct {
 	outputs          []mean  // tokens, indexed by worker: one engine's reports say nothing about others
 	median           int     // of outputs, as outputOr found it; 0: one of them has changed since
 	pause            mean    // seconds from the end of a turn to the next one
+	prompts          int     // so far
 	tokens, cached   float64 // of prompts; weighted by keep
 	returned, lapses float64 // idle conversations that were continued in time, or not; weighted by keep
 }
@@ -147,6 +148,7 @@ func (c *Controller) Arrive(chain []kvblock.SequenceHash, tokens, cached int) *T
 			t.conversation = c.byEnd[chain[i]]
 		}
 	}
+	c.prompts++
 	c.tokens, c.cached = keep*c.tokens+float64(tokens), keep*c.cached+float64(t.cached)
 	if v := t.conversation; v != nil && v.paused {
 		v.paused = false
@@ -182,7 +184,7 @@ func (t *Turn) Fits(w kvblock.Worker, capacity, requests, held int) bool {
 	c := t.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t.continues() || c.cached < leastCached*c.tokens {
+	if t.continues() || c.prompts >= enoughSamples && c.cached < leastCached*c.tokens {
 		return true
 	}
 	c.lapse(c.now())

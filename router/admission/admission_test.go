@@ -85,9 +85,10 @@ func TestUnknownReturn(t *testing.T) {
 // Nothing is held back while the caches have little of the prompts: the blocks that waits protect are not asked for.
 func TestHoldingThatGainsNothingEnds(t *testing.T) {
 	h := newHouse(t, Config{Fill: 1})
+	h.tokens, h.cached = 0, 0
 	full := func() bool { return !h.Arrive(chain(1, 1), 160, 0).Fits(0, 1000, 1, 1000) }
 	if !full() {
-		t.Fatal("a full cache has room")
+		t.Fatal("a full cache has room, before enough prompts came to judge by")
 	}
 	for range 5000 { // an eighth is found
 		h.Arrive(chain(2, 1), 160, 20)
