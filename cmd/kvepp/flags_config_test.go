@@ -118,7 +118,7 @@ func TestSettingsFileErrors(t *testing.T) {
 		"a: [":                        "yaml",
 		strings.Repeat("#", flags.MaxFileBytes+1): "larger than",
 		"endpoints: e\nrouter-temperature: -1":    "(router-temperature is set by ",
-		"endpoints: e\nconfig-file: x":            `"config-file": kvepp reads no EndpointPickerConfig`,
+		"endpoints: e\nconfig-file: x":            `"config-file": kvepp serve has its own flags`,
 		"endpoints: e\neject: maybe":              "line 2: eject \"maybe\": must be true or false",
 	} {
 		file := settingsIn(t, text)

@@ -613,7 +613,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--trace-url=http://jaeger\n/{trace_id}"}, nil, "invalid control character"},
 		{[]string{"--endpoints=x", "--admin-address=0.0.0.0:9091"}, nil, "give --admin-token-file"},
 		{[]string{"--endpoints=x", "--admin-address=:9091"}, nil, "give --admin-token-file"},
-		{[]string{"--endpoints=x", "--config-file=a"}, nil, "--config-file: kvepp reads no EndpointPickerConfig"},
+		{[]string{"--endpoints=x", "--config-file=a"}, nil, "--config-file: kvepp serve has its own flags"},
 		{[]string{"--endpoints=x", "--config-text=a"}, nil, "EndpointPickerConfig"},
 		{[]string{"--endpoints=x", "--emit-endpoint-scores"}, nil, "--decision-headers"},
 		{[]string{"--endpoints=x", "--metrics-cert-dir=a"}, nil, "--metrics-token-file"},
