@@ -104,7 +104,7 @@ func New() *Metrics {
 	m.events = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "kvepp_events_total",
 		Help: "KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for their " +
-			"transport) and outcome (applied, or the reason why not).",
+			"transport; query for questions to Dynamo's workers) and outcome (applied, or the reason why not).",
 	}, []string{"kind", "outcome"})
 	declare.NewGauge(prometheus.GaugeOpts{
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version()},

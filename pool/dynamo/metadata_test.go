@@ -29,3 +29,20 @@ func TestLoadsOfOneProcess(t *testing.T) {
 		}
 	}
 }
+
+// TestQueriesInMetadata: in Kubernetes too, a worker's record says where it tells which blocks it holds, and the
+// environment names brokers.
+func TestQueriesInMetadata(t *testing.T) {
+	t.Setenv("DYN_ZMQ_BROKER_URL", "xsub=tcp://b:1 , xpub=tcp://b:2")
+	source := `{"type":"EventSource","topic":"kv-events","publisher_id":5,` +
+		`"scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},` +
+		`"metadata":{"worker":{"worker_id":1,"dp_rank":2},"recovery_target":{"transport":{"tcp":"10.0.0.7:9/1/q"},` +
+		`"request_plane_codec":"msgpack"}}}`
+	instances, err := ParseMetadata([]byte(`{"endpoints":{"a":{"type":"Endpoint","namespace":"n","component":"c",` +
+		`"endpoint":"e","instance_id":1}},"event_sources":{"a":` + source + `}}`))
+	want := []pool.EventChannel{{Rank: 2, Publisher: 5, Brokers: "tcp://b:2", Query: "10.0.0.7:9/1/q",
+		Subject: "namespace.n.component.c.endpoint.e.kv-events"}}
+	if err != nil || len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
+		t.Errorf("%+v, %v", instances, err)
+	}
+}
