@@ -92,6 +92,9 @@ type Config struct {
 	// Admission makes conversations wait while the workers' KV caches have no room for them. Scoring.Mode must be KV.
 	// nil: none waits for that.
 	Admission *Admission
+	// CacheTokens returns how many tokens a worker's KV cache has room for, NaN or 0 if that is not known. Predict.LRU
+	// asks it about workers whose number of KV blocks is not known. nil: it is not known.
+	CacheTokens func(kvblock.Worker) float64
 	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
 	// Metrics counts choices and responses under the names of Dynamo's own router. nil: not counted.
@@ -148,10 +151,19 @@ type Predict struct {
 	Silent time.Duration
 }
 
+// maxCacheBlocks is more than a worker's KV cache has.
+const maxCacheBlocks = 1 << 30
+
 // lifetime returns for how long w is assumed to hold a block that it was sent.
-func (p *Predict) lifetime(w *pool.Worker) indexer.Lifetime {
+func (c *Config) lifetime(w *pool.Worker) indexer.Lifetime {
+	p := &c.Predict
 	if p.LRU && w.TotalKVBlocks > 0 {
 		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
+	}
+	if p.LRU && c.CacheTokens != nil && w.BlockSize > 0 {
+		if blocks := c.CacheTokens(w.Worker) / float64(w.BlockSize); blocks >= 1 && blocks <= maxCacheBlocks {
+			return indexer.Lifetime{Blocks: int(blocks)}
+		}
 	}
 	if w.Silent && p.Silent > 0 {
 		return indexer.Lifetime{TTL: p.Silent}

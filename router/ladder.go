@@ -187,7 +187,7 @@ func (r *Router) whyNotInFleet(s *pool.Snapshot, v *variant) ladder.Cause {
 		return ladder.Evicted
 	}
 	for i := range s.Workers {
-		if w := &s.Workers[i]; w.Announces() && !w.Silent || r.cfg.Predict.lifetime(w) != (indexer.Lifetime{}) {
+		if w := &s.Workers[i]; w.Announces() && !w.Silent || r.cfg.lifetime(w) != (indexer.Lifetime{}) {
 			return ladder.Evicted
 		}
 	}

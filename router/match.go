@@ -92,7 +92,7 @@ func (r *Router) predict(m *matched, p *prepared, route *Route) {
 
 // predictOn adds to the index the blocks of the prompt that w will have.
 func (r *Router) predictOn(m *matched, p *prepared, w *pool.Worker) {
-	v, life := m.variantOf(w), r.cfg.Predict.lifetime(w)
+	v, life := m.variantOf(w), r.cfg.lifetime(w)
 	if p.estimated && !r.cfg.Predict.Alone { // no event will have these blocks
 		life = indexer.Lifetime{TTL: r.cfg.Predict.Silent}
 	}

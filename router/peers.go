@@ -36,7 +36,7 @@ func (r *Router) PeersChanged(changes []scoring.Change) {
 		if c.Kind != scoring.Booked || w == nil || w.BlockSize != c.BlockSize {
 			continue
 		}
-		life := r.cfg.Predict.lifetime(w)
+		life := r.cfg.lifetime(w)
 		for _, chain := range c.Chains {
 			if len(chain) > 0 && life != (indexer.Lifetime{}) {
 				r.index.Predict(w.Worker, chain, life)

@@ -322,6 +322,9 @@ func (s *server) decide(ctx context.Context) {
 	c.Checks = s.models.StartChecks(ctx, s.loaded, s.tokenizers, s.join.Finder(func() {}), s.log)
 	c.UpperBound = s.models.UpperBound(s.loaded)
 	c.PromptComputed, c.Predict = promptComputed, s.predict()
+	if s.gauges != nil {
+		c.CacheTokens = s.gauges.CacheTokens
+	}
 	c.Metrics, c.Picker = s.m.NewRouter(s.identity()), s.m.NewPicker()
 	c.Explain, c.Keep = s.proxy.DecisionHeaders, s.keptDecisions()
 	c.Memory, c.Sessions, c.Responses, c.Ladder = s.memory, s.sessions, s.responses, s.ladder

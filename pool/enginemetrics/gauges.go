@@ -569,3 +569,14 @@ func (g *Gauges) Of(w kvblock.Worker) Load {
 	}
 	return Load{math.NaN(), math.NaN(), math.NaN()}
 }
+
+// CacheTokens returns how many tokens a worker's KV cache has room for, as its engine says. NaN: unknown or stale.
+func (g *Gauges) CacheTokens(w kvblock.Worker) float64 {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s := g.slot(w); g.fresh(s, now) {
+		return s.values[cache]
+	}
+	return math.NaN()
+}

@@ -22,13 +22,14 @@ const (
 	running quantity = iota // running requests
 	waiting                 // waiting requests
 	usage                   // fraction (0..1) of KV blocks in use
+	cache                   // tokens that the KV cache has room for
 	quantities
 )
 
 // values are those of one rank, indexed by quantity; NaN: unknown.
 type values [quantities]float64
 
-var noValues = values{math.NaN(), math.NaN(), math.NaN()}
+var noValues = values{math.NaN(), math.NaN(), math.NaN(), math.NaN()}
 
 // rankValues holds the values of one of an engine's ranks.
 type rankValues struct {
@@ -83,11 +84,38 @@ var known = [quantities][]Metric{
 		{
 			Name: "trtllm_kv_cache_utilization",
 		}, {Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"}},
+	cache: {{Name: "vllm:cache_config_info"}, {Name: "sglang:cache_config_info"}}, // the labels have the value
 }
 
 // rankLabels are the labels with the data-parallel rank, of vLLM and of SGLang. Labels of parts of a rank (tp_rank,
 // pp_rank) and SGLang's priority are ignored: the parts report equal values, and the greatest value is the total.
 var rankLabels = [...]string{"engine", "dp_rank"}
+
+// cacheLabels are the labels with the number of KV blocks and the tokens of each, of vLLM and of SGLang.
+var cacheLabels = [...]string{"num_gpu_blocks", "block_size", "num_pages", "page_size"}
+
+// cacheSize is the size of a KV cache as labels say it: the product of two.
+type cacheSize struct {
+	tokens float64
+	labels int
+}
+
+// add takes a label.
+func (c *cacheSize) add(name, value []byte) {
+	if slices.Contains(cacheLabels[:], string(name)) {
+		if n, err := strconv.ParseFloat(string(value), 64); err == nil && n > 0 {
+			c.tokens, c.labels = c.tokens*n, c.labels+1
+		}
+	}
+}
+
+// value returns the size in tokens; NaN if the labels do not say it.
+func (c *cacheSize) value() float64 {
+	if c.labels != 2 || math.IsInf(c.tokens, 0) {
+		return math.NaN()
+	}
+	return c.tokens
+}
 
 // wanted is one quantity that a metric's name may have.
 type wanted struct {
@@ -176,6 +204,7 @@ func (p *page) line(line []byte) {
 		return
 	}
 	rank, left, meaning := uint32(0), bytes.TrimLeft(line[end:], " \t"), uint(0)
+	size := cacheSize{tokens: 1}
 	for i, w := range meanings {
 		if w.label == "" {
 			meaning |= 1 << i
@@ -196,6 +225,7 @@ func (p *page) line(line []byte) {
 					rank = uint32(n)
 				}
 			}
+			size.add(name, value)
 			for i, w := range meanings {
 				if w.label != "" && string(name) == w.label && string(value) == w.value {
 					meaning |= 1 << i
@@ -212,7 +242,10 @@ func (p *page) line(line []byte) {
 		return
 	}
 	for i, w := range meanings {
-		if meaning&(1<<i) != 0 {
+		if w.quantity == cache {
+			value = size.value()
+		}
+		if meaning&(1<<i) != 0 && !math.IsNaN(value) {
 			p.addValue(rank, w.quantity, value)
 		}
 	}

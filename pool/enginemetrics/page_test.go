@@ -194,10 +194,10 @@ func TestTogether(t *testing.T) {
 		ranks []rankValues
 		want  values
 	}{
-		{nil, values{none, none, none}},
+		{nil, values{none, none, none, none}},
 		{[]rankValues{{3, values{1, 2, 0.5}}}, values{1, 2, 0.5}},
-		{[]rankValues{{0, values{1, none, 0.5}}, {1, values{2, none, none}}, {2, values{4, none, 0.75}}},
-			values{7, none, 0.625}},
+		{[]rankValues{{0, values{1, none, 0.5}}, {1, values{2, none, none}}, {2, values{4, none, 0.75, 64}}},
+			values{7, none, 0.625, 64}},
 	} {
 		if got := mergeRanks(c.ranks); fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%v: %v, want %v", c.ranks, got, c.want)
@@ -298,4 +298,23 @@ func BenchmarkPage(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestCacheTokens: the labels of an engine's cache say how many tokens it has room for.
+func TestCacheTokens(t *testing.T) {
+	for line, want := range map[string]float64{
+		`vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0`: 1600,
+		`sglang:cache_config_info{num_pages="50",page_size="64"} 1`:                   3200,
+		`vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`:           -1,
+		`vllm:cache_config_info{block_size="1e308",num_gpu_blocks="1e308"} 1.0`:       -1,
+	} {
+		got := -1.0
+		ranks, err := newPage(newNames([quantities]Metric{})).read(strings.NewReader(line + "\n"))
+		if len(ranks) > 0 {
+			got = ranks[0].values[cache]
+		}
+		if err != nil || got != want {
+			t.Errorf("%s: %v, %v", line, got, err)
+		}
+	}
 }
