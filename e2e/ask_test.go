@@ -534,3 +534,27 @@ func TestBrokers(t *testing.T) {
 	}
 	same(t, s, another(t, s), t.Name(), 6, "")
 }
+
+// TestWorkersAreAskedOverTLS: with Dynamo's variables, questions and answers are encrypted, and worker and kvepp know
+// each other by certificates.
+func TestWorkersAreAskedOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	newAuthority(t).issue(t, dir, 2, "dynamo")
+	for name, file := range map[string]string{"CERT_PATH": "tls.crt", "KEY_PATH": "tls.key", "CA_CERT_PATH": "ca.crt",
+		"CLIENT_CA_CERT_PATH": "ca.crt", "CLIENT_CERT_PATH": "tls.crt", "CLIENT_KEY_PATH": "tls.key"} {
+		t.Setenv("DYN_TCP_TLS_"+name, filepath.Join(dir, file))
+	}
+	t.Setenv("DYN_TCP_TLS_SERVER_NAME", "dynamo")
+	s := start(t, stack.Config{Workers: 1, Speedup: 50, EventPlane: "zmq"})
+	converse(t, s, "tls", 10)
+	same(t, s, another(t, s), "tls", 10, "")
+	t.Setenv("DYN_TCP_TLS_CA_CERT_PATH", "")
+	plain := another(t, s)
+	eventually(t, func() error {
+		m, err := plain.Metrics(t.Context())
+		if n := m[`kvepp_events_total{kind="query",outcome="given_up"}`]; err == nil && n == 0 {
+			err = fmt.Errorf("a kvepp without TLS has not given up; questions %v", questions(m))
+		}
+		return err
+	})
+}

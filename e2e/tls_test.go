@@ -39,6 +39,7 @@ func newAuthority(t *testing.T) *authority {
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: "authority of a test"},
+		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().Add(time.Hour),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
@@ -64,6 +65,7 @@ func (a *authority) issue(t *testing.T, dir string, serial int64, name string) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial),
+		NotBefore:    time.Now().Add(-time.Hour), // Dynamo refuses certificates without it
 		NotAfter:     time.Now().Add(time.Hour),
 		DNSNames:     []string{name},
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
