@@ -1,11 +1,13 @@
 package scoring
 
-// The constants of the policy Time. The first two are weights; docs/routing.md has what each term is worth. The
+// The constants of the policy Time. The first three are weights; docs/routing.md has what each term is worth. The
 // others say how the book learns. Bounds of what callers may report are not among them.
 const (
-	// interference is the weight of the time that a response loses: to this request's prefill, or because its worker is
-	// slow. Its reader is slower than the engine, so a late token costs less than a late first token.
-	interference = 0.15
+	// interference is the weight of the time that a response loses to this request's prefill. Its reader is slower than
+	// the engine, so a late token costs less than a late first token.
+	interference = 0.2
+	// slowerOutput is the weight of the time that this request's response takes longer on a slower worker.
+	slowerOutput = 0.1
 	// decodeInterference is the weight of the time that responses lose to each other's KV blocks.
 	decodeInterference = 0.02
 

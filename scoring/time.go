@@ -65,7 +65,7 @@ type TimeTerms struct {
 //	delays = interference * crowd(decoding requests) * (seconds per token * new + seconds per step), the latter only
 //	         without another prefill
 //	decode = decodeInterference * output * gap per token * (held tokens + decoding requests * (prompt + output / 2)) +
-//	         interference * output * slower per token
+//	         slowerOutput * output * slower per token
 //	memory = blocks above the capacity / held blocks * life
 //	cost   = 1000 * (delay + decode + memory)
 //
@@ -111,7 +111,7 @@ func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
 	if c.TrackActiveBlocks {
 		outputs = decodeInterference * x.OutputTokens * x.GapPerToken *
 			(held*size + decoding*(float64(t.ISLTokens)+x.OutputTokens/2))
-		slower = interference * x.OutputTokens * x.SlowerPerToken
+		slower = slowerOutput * x.OutputTokens * x.SlowerPerToken
 		if t.KVBlocks > 0 {
 			expected := decodeBlocks + (requests+1)*x.OutputTokens/size
 			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds

@@ -61,7 +61,7 @@ func TestTimeCost(t *testing.T) {
 		}), 100 + interference*math.Pow(30, 0.75)*100},
 		{"10 ms more between tokens than on the average worker", byTime(), with(func(t *Terms) {
 			t.Time.SlowerPerToken = 0.01
-		}), 100 + interference*200*10},
+		}), 100 + slowerOutput*200*10},
 		{"a step of 20 ms and an unknown load", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.LoadUnknown, t.ActiveRequests, t.Time.DecodingRequests = 0.02, true, 4, 2
 		}), 120},
