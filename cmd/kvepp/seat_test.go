@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"syscall"
@@ -121,7 +123,14 @@ func (r *running) chat(content string) (string, error) {
 			wait = response.GetRequestHeaders() != nil // the body's reply follows
 		}
 	}
-	return endpoint, stream.CloseSend()
+	if err := stream.CloseSend(); err != nil {
+		return "", err
+	}
+	_, err = stream.Recv() // kvepp ends the stream after it has freed the booking
+	if !errors.Is(err, io.EOF) {
+		return "", fmt.Errorf("after the end: %w", err)
+	}
+	return endpoint, nil
 }
 
 // TestSeat: kvepp starts as llm-d's picker with a configuration that discovers endpoints in a file. It logs what the
