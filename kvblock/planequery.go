@@ -24,22 +24,22 @@ func AppendPlaneQuery(dst []byte, instance uint64, rank uint32, fromEvent *uint6
 	return append(dst, "\xacend_event_id\xc0\xb9supports_tree_dump_failed\xc3\xa4kind\xa8recovery"...)
 }
 
-// PlaneAnswerKind says what a worker answered.
-type PlaneAnswerKind string
+// PlaneResponseKind says what a worker responded.
+type PlaneResponseKind string
 
-// The kinds of answers, by Dynamo's names. An answer of another kind is malformed.
+// The kinds of responses, by Dynamo's names. A response of another kind is malformed.
 const (
-	PlaneTreeDump       PlaneAnswerKind = "TreeDump"       // all blocks, up to and including event LastEvent
-	PlaneEvents         PlaneAnswerKind = "Events"         // the events from the asked one to LastEvent
-	PlaneTooNew         PlaneAnswerKind = "TooNew"         // there is no such event yet; the newest one is LastEvent
-	PlaneInvalidRange   PlaneAnswerKind = "InvalidRange"   //
-	PlaneTreeDumpFailed PlaneAnswerKind = "TreeDumpFailed" // the worker could not collect its blocks; Message says why
-	PlaneError          PlaneAnswerKind = "Error"          // Message says why
+	PlaneTreeDump       PlaneResponseKind = "TreeDump"       // all blocks, up to and including event LastEvent
+	PlaneEvents         PlaneResponseKind = "Events"         // the events from the asked one to LastEvent
+	PlaneTooNew         PlaneResponseKind = "TooNew"         // there is no such event yet; the newest one is LastEvent
+	PlaneInvalidRange   PlaneResponseKind = "InvalidRange"   //
+	PlaneTreeDumpFailed PlaneResponseKind = "TreeDumpFailed" // the worker could not collect its blocks; see Message
+	PlaneError          PlaneResponseKind = "Error"          // Message says why
 )
 
-// PlaneAnswer is a worker's answer. Read its events with Next.
-type PlaneAnswer struct {
-	Kind      PlaneAnswerKind
+// PlaneResponse is a worker's response. Read its events with Next.
+type PlaneResponse struct {
+	Kind      PlaneResponseKind
 	LastEvent uint64
 	Message   string
 
@@ -47,26 +47,25 @@ type PlaneAnswer struct {
 	left   int
 }
 
-// DecodePlaneAnswer decodes an answer, which came in parts: one with the answer and one that says that it was the last.
-// It keeps parts.
+// DecodePlaneResponse decodes a response of two parts; the second one says that it was the last. It keeps them.
 //
 // Errors wrap ErrMalformed. Source: dynamo-kv-router 1.6.1, WorkerKvQueryResponse; dynamo-runtime 1.6.1,
 // NetworkStreamWrapper.
-func DecodePlaneAnswer(parts [][]byte) (*PlaneAnswer, error) {
-	var a *PlaneAnswer
+func DecodePlaneResponse(parts [][]byte) (*PlaneResponse, error) {
+	var a *PlaneResponse
 	final := false
 	for _, part := range parts {
 		s := &scanner{b: part}
 		if final {
 			return nil, s.fail("a part after the last one")
 		}
-		err := s.entries("answer part", func(key string) (err error) {
+		err := s.entries("response part", func(key string) (err error) {
 			switch {
 			case key == "complete_final":
 				final = s.peek() == kindBool && s.b[s.p] == 0xc3
 				return s.skip()
 			case key == "data" && a == nil && !s.skipNil():
-				a = &PlaneAnswer{}
+				a = &PlaneResponse{}
 				return a.read(s)
 			}
 			return s.skip()
@@ -76,7 +75,7 @@ func DecodePlaneAnswer(parts [][]byte) (*PlaneAnswer, error) {
 		}
 	}
 	if a == nil || !final {
-		return nil, (&scanner{}).fail("%d parts without an answer, or without the last part", len(parts))
+		return nil, (&scanner{}).fail("%d parts without a response, or without the last part", len(parts))
 	}
 	return a, nil
 }
@@ -94,26 +93,26 @@ func (s *scanner) entries(what string, value func(key string) error) error {
 }
 
 // read reads {KIND: content}.
-func (a *PlaneAnswer) read(s *scanner) error {
-	n, err := s.dict("answer")
+func (a *PlaneResponse) read(s *scanner) error {
+	n, err := s.dict("response")
 	if err != nil {
 		return err
 	}
 	if n != 1 {
-		return s.fail("answer of %d kinds, want 1", n)
+		return s.fail("response of %d kinds, want 1", n)
 	}
-	kind, err := s.text("answer")
+	kind, err := s.text("response")
 	if err != nil {
 		return err
 	}
-	switch a.Kind = PlaneAnswerKind(kind); a.Kind {
+	switch a.Kind = PlaneResponseKind(kind); a.Kind {
 	case PlaneError:
 		text, err := s.text("Error")
 		a.Message = string(text)
 		return err
 	case PlaneTreeDump, PlaneEvents, PlaneTooNew, PlaneInvalidRange, PlaneTreeDumpFailed:
 	default:
-		return s.fail("answer of kind %.40q", kind)
+		return s.fail("response of kind %.40q", kind)
 	}
 	var last, events bool
 	all := true
@@ -160,7 +159,7 @@ func (a *PlaneAnswer) read(s *scanner) error {
 // TreeDump's events are not those of the worker's events.
 //
 // Errors wrap ErrMalformed.
-func (a *PlaneAnswer) Next(b *PlaneBatch, n int) (any bool, err error) {
+func (a *PlaneResponse) Next(b *PlaneBatch, n int) (any bool, err error) {
 	*b = PlaneBatch{Events: b.Events[:0], blocks: b.blocks[:0], hashes: b.hashes[:0]}
 	for ; a.left > 0 && n > 0; n-- {
 		a.left--

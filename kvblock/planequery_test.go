@@ -45,8 +45,8 @@ func unhex(t testing.TB, text string) []byte {
 	return b
 }
 
-func TestPlaneAnswer(t *testing.T) {
-	a, err := DecodePlaneAnswer([][]byte{unhex(t, goldenDump), unhex(t, goldenLast)})
+func TestPlaneResponse(t *testing.T) {
+	a, err := DecodePlaneResponse([][]byte{unhex(t, goldenDump), unhex(t, goldenLast)})
 	if err != nil || a.Kind != PlaneTreeDump || a.LastEvent != 5 {
 		t.Fatalf("answer %+v, %v", a, err)
 	}
@@ -67,14 +67,14 @@ func TestPlaneAnswer(t *testing.T) {
 		{"an error", "81a54572726f72a3626164", "Error", "bad"},
 		{"a failed dump", "81ae5472656544756d704661696c656481a76d657373616765a3626164", "TreeDumpFailed", "bad"},
 	} {
-		a, err := DecodePlaneAnswer([][]byte{unhex(t, "81a464617461"+c.answer), unhex(t, goldenLast)})
+		a, err := DecodePlaneResponse([][]byte{unhex(t, "81a464617461"+c.answer), unhex(t, goldenLast)})
 		if err != nil || string(a.Kind) != c.kind || a.Message != c.message {
 			t.Errorf("%s: %+v, %v", c.name, a, err)
 		}
 	}
 }
 
-func TestMalformedPlaneAnswers(t *testing.T) {
+func TestMalformedPlaneResponses(t *testing.T) {
 	last := unhex(t, goldenLast)
 	dump := unhex(t, goldenDump)
 	for name, parts := range map[string][][]byte{
@@ -87,21 +87,21 @@ func TestMalformedPlaneAnswers(t *testing.T) {
 		"many elements":      {unhex(t, "81a46461746181a64576656e747381a66576656e7473ddffffffff"), last},
 		"cut":                {dump[:len(dump)/2], last},
 	} {
-		if a, err := DecodePlaneAnswer(parts); !errors.Is(err, ErrMalformed) {
+		if a, err := DecodePlaneResponse(parts); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
 	}
 	other := bytes.Replace(dump, []byte("all"), []byte("gpu"), 1)
-	if _, err := DecodePlaneAnswer([][]byte{other, last}); !errors.Is(err, ErrMalformed) {
+	if _, err := DecodePlaneResponse([][]byte{other, last}); !errors.Is(err, ErrMalformed) {
 		t.Errorf("a dump of one tier: %v", err)
 	}
 }
 
-func FuzzPlaneAnswer(f *testing.F) {
+func FuzzPlaneResponse(f *testing.F) {
 	f.Add(unhex(f, goldenDump))
 	f.Add(unhex(f, "81a464617461"+"81a6546f6f4e657781b06e65776573745f617661696c61626c6507"))
 	f.Fuzz(func(t *testing.T, part []byte) {
-		a, err := DecodePlaneAnswer([][]byte{part, unhex(t, goldenLast)})
+		a, err := DecodePlaneResponse([][]byte{part, unhex(t, goldenLast)})
 		if err != nil {
 			if !errors.Is(err, ErrMalformed) {
 				t.Error(err)

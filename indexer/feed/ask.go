@@ -15,24 +15,24 @@ import (
 
 // A Dynamo worker says which blocks it holds, and which events followed one. kvepp asks it for its blocks when it is
 // connected to its events, and for the events after the last one that it has when the id of an event shows that some
-// are missing. Messages that arrive meanwhile wait, and are applied after the answer: their ids tell which of them it
+// are missing. Messages that arrive meanwhile wait, and are applied after the response: their ids tell which of them it
 // includes. While kvepp does not have all blocks of the worker anyway, it also applies them at once.
 //
-// A worker that does not answer costs what a worker that cannot be asked costs: kvepp knows only what its events say,
+// A worker that does not respond costs what a worker that cannot be asked costs: kvepp knows only what its events say,
 // and clears its blocks when events were lost. kvepp then asks again after a pause that grows.
 
 // The bounds of questions.
 const (
 	maxQuestions    = 8 // at once, to different workers
-	maxAnswer       = 256 << 20
-	maxWaiting      = 4096 // messages of a worker, until its answer is applied
+	maxResponse     = 256 << 20
+	maxWaiting      = 4096 // messages of a worker, until its response is applied
 	maxWaitingBytes = 64 << 20
 	questionTries   = 3
 )
 
 // questionTiming holds the durations for which questions wait.
 type questionTiming struct {
-	answer          time.Duration // for an answer
+	response        time.Duration // for a response
 	interval        time.Duration // between two questions to a worker
 	pause, pauseMax time.Duration // after questionTries failures; doubles
 }
@@ -87,7 +87,7 @@ func (s *planeSubscriber) ask() {
 }
 
 // missing handles a message whose first event that is not in the index has the id. It returns true if the message
-// waits for an answer, and clears the worker's blocks if it cannot.
+// waits for a response, and clears the worker's blocks if it cannot.
 func (s *planeSubscriber) missing(seq, id uint64, envelope []byte) (waits bool) {
 	r := &s.recovery
 	if r.stuckAt != r.next {
@@ -105,7 +105,7 @@ func (s *planeSubscriber) missing(seq, id uint64, envelope []byte) (waits bool) 
 	return true
 }
 
-// wait keeps a message until the answer is applied. Beyond the bound it is lost, and the next question brings it.
+// wait keeps a message until the response is applied. Beyond the bound it is lost, and the next question brings it.
 func (s *planeSubscriber) wait(seq uint64, envelope []byte) {
 	r := &s.recovery
 	if len(r.waiting) >= maxWaiting || r.bytes+len(envelope) > maxWaitingBytes {
@@ -116,7 +116,7 @@ func (s *planeSubscriber) wait(seq uint64, envelope []byte) {
 	r.bytes += len(envelope)
 }
 
-// questions asks until an answer is applied, or questionTries failed. It runs without a lock, while asking is set.
+// questions asks until a response is applied, or questionTries failed. It runs without a lock, while asking is set.
 func (s *planeSubscriber) questions(wait time.Duration) {
 	select {
 	case <-s.hold:
@@ -136,7 +136,7 @@ func (s *planeSubscriber) questions(wait time.Duration) {
 	}
 }
 
-// question asks once. It returns true if that ends the questions: its answer was applied, or it was the last and
+// question asks once. It returns true if that ends the questions: its response was applied, or it was the last and
 // failed.
 func (s *planeSubscriber) question(last bool) (ended bool) {
 	f, r := s.feed, &s.recovery
@@ -145,7 +145,7 @@ func (s *planeSubscriber) question(last bool) (ended bool) {
 	case <-s.ctx.Done():
 		return true
 	}
-	defer func() { <-f.questions }() // after the answer was applied, which bounds the memory of answers
+	defer func() { <-f.questions }() // after the response was applied, which bounds the memory of responses
 	began := time.Now()
 	s.applying.Lock()
 	var from *uint64
@@ -154,16 +154,16 @@ func (s *planeSubscriber) question(last bool) (ended bool) {
 		from = &next
 	}
 	s.applying.Unlock()
-	answer, err := s.query(from)
+	response, err := s.query(from)
 	s.applying.Lock()
 	defer s.applying.Unlock()
 	if s.ctx.Err() != nil {
 		return true
 	}
 	if err == nil {
-		err = s.answered(answer, from)
+		err = s.applyResponse(response, from)
 	}
-	f.metrics.Event("query", outcomeOf(answer, err), 1)
+	f.metrics.Event("query", outcomeOf(response, err), 1)
 	if err != nil && !last {
 		return false
 	}
@@ -178,7 +178,7 @@ func (s *planeSubscriber) question(last bool) (ended bool) {
 	return true
 }
 
-// giveUp notes that the worker does not answer.
+// giveUp notes that the worker does not respond.
 func (s *planeSubscriber) giveUp(err error) {
 	f, r := s.feed, &s.recovery
 	f.metrics.Event("query", "given_up", 1)
@@ -213,25 +213,25 @@ func (s *planeSubscriber) proceed(all bool) {
 }
 
 // query puts a question, for all blocks or for the events from an id on.
-func (s *planeSubscriber) query(from *uint64) (*kvblock.PlaneAnswer, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, s.feed.timing.answer)
+func (s *planeSubscriber) query(from *uint64) (*kvblock.PlaneResponse, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, s.feed.timing.response)
 	defer cancel()
 	body := kvblock.AppendPlaneQuery(nil, s.instance, s.rank, from)
-	parts, err := s.feed.config.ask(ctx, s.recovery.at, body, maxAnswer)
+	parts, err := s.feed.config.ask(ctx, s.recovery.at, body, maxResponse)
 	if err != nil {
 		return nil, err
 	}
-	return kvblock.DecodePlaneAnswer(parts)
+	return kvblock.DecodePlaneResponse(parts)
 }
 
-// Errors of answers.
+// Errors of responses.
 var (
 	errRefused  = errors.New("the worker refuses")
 	errOutdated = errors.New("the worker's blocks were cleared meanwhile")
 )
 
-// answered applies an answer.
-func (s *planeSubscriber) answered(a *kvblock.PlaneAnswer, from *uint64) error {
+// applyResponse applies a response to a question for the events from an id on, or for all blocks if that is nil.
+func (s *planeSubscriber) applyResponse(a *kvblock.PlaneResponse, from *uint64) error {
 	r := &s.recovery
 	switch {
 	case a.Kind == kvblock.PlaneTreeDump:
@@ -239,7 +239,7 @@ func (s *planeSubscriber) answered(a *kvblock.PlaneAnswer, from *uint64) error {
 	case a.Kind == kvblock.PlaneInvalidRange || a.Kind == kvblock.PlaneError || a.Kind == kvblock.PlaneTreeDumpFailed:
 		return fmt.Errorf("%w: %s: %.200q", errRefused, a.Kind, a.Message)
 	case from == nil:
-		return fmt.Errorf("%w: %s in answer to a question for all blocks", kvblock.ErrMalformed, a.Kind)
+		return fmt.Errorf("%w: %s in response to a question for all blocks", kvblock.ErrMalformed, a.Kind)
 	case !r.whole || r.next != *from:
 		return errOutdated
 	case a.Kind == kvblock.PlaneTooNew:
@@ -249,7 +249,7 @@ func (s *planeSubscriber) answered(a *kvblock.PlaneAnswer, from *uint64) error {
 }
 
 // load replaces the worker's blocks with those of a TreeDump.
-func (s *planeSubscriber) load(a *kvblock.PlaneAnswer) error {
+func (s *planeSubscriber) load(a *kvblock.PlaneResponse) error {
 	r := &s.recovery
 	again := r.again
 	s.empty()
@@ -273,7 +273,7 @@ func (s *planeSubscriber) load(a *kvblock.PlaneAnswer) error {
 }
 
 // catchUp applies the Events after the last one in the index.
-func (s *planeSubscriber) catchUp(a *kvblock.PlaneAnswer) error {
+func (s *planeSubscriber) catchUp(a *kvblock.PlaneResponse) error {
 	r := &s.recovery
 	err := s.each(a, func(e *kvblock.RouterEvent) (bool, error) {
 		if e.ID > r.next && !r.isFirst(e.ID) {
@@ -292,8 +292,8 @@ func (s *planeSubscriber) catchUp(a *kvblock.PlaneAnswer) error {
 // isFirst reports whether an event with this id is the worker's first one.
 func (r *recovery) isFirst(id uint64) bool { return r.next == 0 && id == 1 }
 
-// each applies the events of an answer for which wanted returns true.
-func (s *planeSubscriber) each(a *kvblock.PlaneAnswer, wanted func(*kvblock.RouterEvent) (bool, error)) error {
+// each applies the events of a response for which wanted returns true.
+func (s *planeSubscriber) each(a *kvblock.PlaneResponse, wanted func(*kvblock.RouterEvent) (bool, error)) error {
 	d := s.feed.decodings.Get().(*decoding)
 	defer s.feed.decodings.Put(d)
 	for {
@@ -321,7 +321,7 @@ func (s *planeSubscriber) each(a *kvblock.PlaneAnswer, wanted func(*kvblock.Rout
 }
 
 // outcomeOf names, for the metric, what a question led to.
-func outcomeOf(a *kvblock.PlaneAnswer, err error) string {
+func outcomeOf(a *kvblock.PlaneResponse, err error) string {
 	switch {
 	case errors.Is(err, errOutdated):
 		return "outdated"

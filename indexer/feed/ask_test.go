@@ -19,7 +19,7 @@ import (
 	"kvepp/pool"
 )
 
-// routerEvent returns an event as workers publish it and answer with it.
+// routerEvent returns an event as workers publish it and respond with it.
 func routerEvent(id, instance uint64, rank int, data []byte) []byte {
 	return dict("worker_id", instance, "storage_tier", "device", "residency_domain", "worker",
 		"event", dict("event_id", id, "data", data, "dp_rank", rank))
@@ -34,9 +34,9 @@ func array(elements ...[]byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(len(elements))), slices.Concat(elements...)...)
 }
 
-// answerParts returns the parts of an answer.
-func answerParts(answer []byte) [][]byte {
-	return [][]byte{dict("data", answer, "complete_final", false), dict("complete_final", true)}
+// responseParts returns the parts of a response.
+func responseParts(response []byte) [][]byte {
+	return [][]byte{dict("data", response, "complete_final", false), dict("complete_final", true)}
 }
 
 // localIndexer is a Dynamo worker that holds blocks of one prompt each, whose tokens are four times the block's number.
@@ -48,8 +48,8 @@ type localIndexer struct {
 	last     uint64   // id of the latest event
 	seq      uint64   // number of the next message
 	instance uint64
-	asked    []string                                       // what each question began with: all, or an id
-	answer   func(question string) (answer []byte, ok bool) // in place of the worker's own; may be nil
+	asked    []string                                         // what each question began with: all, or an id
+	response func(question string) (response []byte, ok bool) // in place of the worker's own; may be nil
 	fail     error
 }
 
@@ -94,12 +94,12 @@ func (w *localIndexer) ask(ctx context.Context, _ string, body []byte, _ int64) 
 	if w.fail != nil {
 		return nil, w.fail
 	}
-	if w.answer != nil {
-		if answer, ok := w.answer(question); ok {
-			return answerParts(answer), nil
+	if w.response != nil {
+		if response, ok := w.response(question); ok {
+			return responseParts(response), nil
 		}
 	}
-	return answerParts(w.own(question)), nil
+	return responseParts(w.own(question)), nil
 }
 
 func (w *localIndexer) own(question string) []byte {
@@ -137,7 +137,7 @@ type asking struct {
 func newAsking(t *testing.T, lines io.Writer) *asking {
 	w := &localIndexer{held: map[uint64]bool{}, instance: instance}
 	h := newFixtureWith(t, Config{ask: w.ask}, lines)
-	h.timing = questionTiming{answer: time.Second, interval: time.Millisecond, pause: 20 * time.Millisecond,
+	h.timing = questionTiming{response: time.Second, interval: time.Millisecond, pause: 20 * time.Millisecond,
 		pauseMax: 40 * time.Millisecond}
 	h.plane(pool.EventChannel{})
 	s := h.pool.Acquire()
@@ -166,7 +166,7 @@ func (a *asking) agree() bool {
 	return true
 }
 
-// TestAskForAll: kvepp begins with what the worker holds, and events that the answer includes count once.
+// TestAskForAll: kvepp begins with what the worker holds, and events that the response includes count once.
 func TestAskForAll(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	for n := range uint64(200) {
@@ -184,7 +184,7 @@ func TestAskForAll(t *testing.T) {
 	}
 }
 
-// TestAskWhileEventsCome: events that arrive while the worker answers are applied after the answer, each once.
+// TestAskWhileEventsCome: events that arrive while the worker answers are applied after the response, each once.
 func TestAskWhileEventsCome(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	for n := range uint64(50) {
@@ -192,8 +192,8 @@ func TestAskWhileEventsCome(t *testing.T) {
 	}
 	var seq uint64
 	var frame []byte
-	a.answer = func(string) ([]byte, bool) { // asked with mu held
-		a.answer = nil
+	a.response = func(string) ([]byte, bool) { // asked with mu held
+		a.response = nil
 		own := a.own("all")
 		a.mu.Unlock()
 		for n := range uint64(50) { // after the dump
@@ -216,7 +216,7 @@ func TestLostMessages(t *testing.T) {
 		a := newAsking(t, io.Discard)
 		a.keeps = keeps
 		a.subscriber.Connected()
-		eventually(t, "a first answer", func() bool { return a.count("query", "all_blocks") > 0 })
+		eventually(t, "a first response", func() bool { return a.count("query", "all_blocks") > 0 })
 		a.hear(a.change(1))
 		for n := range uint64(1000) {
 			a.change(n % 600)
@@ -262,8 +262,8 @@ func TestRandomLoss(t *testing.T) {
 	}
 }
 
-// TestHostileAnswers: after any bad answer kvepp falls back to its events, clears its blocks when events were
-// lost, and takes the next good answer.
+// TestHostileAnswers: after any bad response kvepp falls back to its events, clears its blocks when events were
+// lost, and takes the next good response.
 func TestHostileAnswers(t *testing.T) {
 	store := func(id, instance uint64, rank int) []byte {
 		return routerEvent(id, instance, rank, planeStored(5, nil, promptOf(5)...))
@@ -272,38 +272,38 @@ func TestHostileAnswers(t *testing.T) {
 		return dict("TreeDump", dict("events", array(events...), "last_event_id", last, "reset_scope", "all"))
 	}
 	for name, c := range map[string]struct {
-		answer  []byte
-		fail    error
-		outcome string
+		response []byte
+		fail     error
+		outcome  string
 	}{
-		"garbage":       {answer: []byte("\xc1garbage"), outcome: "malformed"},
-		"no answer":     {fail: context.DeadlineExceeded, outcome: "timed_out"},
+		"garbage":       {response: []byte("\xc1garbage"), outcome: "malformed"},
+		"no response":   {fail: context.DeadlineExceeded, outcome: "timed_out"},
 		"no connection": {fail: errors.New("connection refused"), outcome: "unreachable"},
 		"too long":      {fail: requestplane.ErrTooLong, outcome: "too_long"},
 		"broken frames": {fail: requestplane.ErrMalformed, outcome: "malformed"},
 		"refused":       {fail: requestplane.ErrRefused, outcome: "refused"},
-		"error":         {answer: dict("Error", "dp_rank mismatch"), outcome: "refused"},
-		"dump failed": {answer: dict("TreeDumpFailed", dict("last_event_id", 3, "message", "x")),
+		"error":         {response: dict("Error", "dp_rank mismatch"), outcome: "refused"},
+		"dump failed": {response: dict("TreeDumpFailed", dict("last_event_id", 3, "message", "x")),
 			outcome: "refused"},
-		"invalid range":   {answer: dict("InvalidRange", dict()), outcome: "refused"},
-		"unknown kind":    {answer: dict("Other", dict()), outcome: "malformed"},
-		"other rank":      {answer: dump(3, store(0, instance, 1)), outcome: "malformed"},
-		"other worker":    {answer: dump(3, store(0, instance+1, 0)), outcome: "malformed"},
-		"half a dump":     {answer: dump(3, store(0, instance, 0), []byte("\xc1")), outcome: "malformed"},
-		"removal in dump": {answer: dump(3, routerEvent(0, instance, 0, planeRemoved(5))), outcome: "malformed"},
-		"clear in dump": {answer: dump(3, routerEvent(0, instance, 0, kvblocktest.Append(nil, "cleared"))),
+		"invalid range":   {response: dict("InvalidRange", dict()), outcome: "refused"},
+		"unknown kind":    {response: dict("Other", dict()), outcome: "malformed"},
+		"other rank":      {response: dump(3, store(0, instance, 1)), outcome: "malformed"},
+		"other worker":    {response: dump(3, store(0, instance+1, 0)), outcome: "malformed"},
+		"half a dump":     {response: dump(3, store(0, instance, 0), []byte("\xc1")), outcome: "malformed"},
+		"removal in dump": {response: dump(3, routerEvent(0, instance, 0, planeRemoved(5))), outcome: "malformed"},
+		"clear in dump": {response: dump(3, routerEvent(0, instance, 0, kvblocktest.Append(nil, "cleared"))),
 			outcome: "malformed"},
-		"another scope": {answer: dict("TreeDump", dict("events", array(), "last_event_id", 3, "reset_scope", "disk")),
-			outcome: "malformed"},
-		"no last event":    {answer: dict("TreeDump", dict("events", array())), outcome: "malformed"},
-		"events unasked":   {answer: dict("Events", dict("events", array(), "last_event_id", 3)), outcome: "malformed"},
-		"too new, unasked": {answer: dict("TooNew", dict("newest_available", 3)), outcome: "malformed"},
+		"other scope": {outcome: "malformed",
+			response: dict("TreeDump", dict("events", array(), "last_event_id", 3, "reset_scope", "disk"))},
+		"no last event": {response: dict("TreeDump", dict("events", array())), outcome: "malformed"},
+		"events":        {response: dict("Events", dict("events", array(), "last_event_id", 3)), outcome: "malformed"},
+		"too new":       {response: dict("TooNew", dict("newest_available", 3)), outcome: "malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var lines lockedBuffer
 			a := newAsking(t, &lines)
 			a.mu.Lock()
-			a.fail, a.answer = c.fail, func(string) ([]byte, bool) { return c.answer, true }
+			a.fail, a.response = c.fail, func(string) ([]byte, bool) { return c.response, true }
 			a.mu.Unlock()
 			a.hear(a.change(1))
 			a.subscriber.Connected()
@@ -313,7 +313,7 @@ func TestHostileAnswers(t *testing.T) {
 				t.Errorf("%v answers counted as %s, want 3", a.count("query", c.outcome), c.outcome)
 			}
 			if a.match(4, promptOf(5)...) != 0 {
-				t.Error("kvepp took a block from the answer")
+				t.Error("kvepp took a block from the response")
 			}
 			a.hear(a.change(3))
 			eventually(t, "later events", func() bool { return a.match(4, promptOf(3)...) == 1 })
@@ -326,9 +326,9 @@ func TestHostileAnswers(t *testing.T) {
 				t.Error(lines.String())
 			}
 			a.mu.Lock()
-			a.fail, a.answer = nil, nil
+			a.fail, a.response = nil, nil
 			a.mu.Unlock()
-			eventually(t, "the worker's blocks after a good answer", a.agree)
+			eventually(t, "the worker's blocks after a good response", a.agree)
 		})
 	}
 }
@@ -337,7 +337,7 @@ func TestHostileAnswers(t *testing.T) {
 // blocks.
 func TestHostileEvents(t *testing.T) {
 	event := func(id uint64) []byte { return routerEvent(id, instance, 0, planeStored(5, nil, promptOf(5)...)) }
-	for name, answer := range map[string][]byte{
+	for name, response := range map[string][]byte{
 		"none":        dict("Events", dict("events", array(), "last_event_id", 9)),
 		"none at all": dict("Events", dict("events", array(), "last_event_id", 0)),
 		"too new":     dict("TooNew", dict("newest_available", 1)),
@@ -348,10 +348,10 @@ func TestHostileEvents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAsking(t, io.Discard)
 			a.subscriber.Connected()
-			eventually(t, "a first answer", func() bool { return a.count("query", "all_blocks") > 0 })
+			eventually(t, "a first response", func() bool { return a.count("query", "all_blocks") > 0 })
 			a.hear(a.change(1))
 			a.mu.Lock()
-			a.answer = func(question string) ([]byte, bool) { return answer, true }
+			a.response = func(question string) ([]byte, bool) { return response, true }
 			a.mu.Unlock()
 			for n := range uint64(7) {
 				a.change(n + 10) // lost
@@ -362,9 +362,9 @@ func TestHostileEvents(t *testing.T) {
 				t.Error("the blocks of before the loss are still there")
 			}
 			a.mu.Lock()
-			a.answer = nil
+			a.response = nil
 			a.mu.Unlock()
-			eventually(t, "the worker's blocks after a good answer", a.agree)
+			eventually(t, "the worker's blocks after a good response", a.agree)
 		})
 	}
 }
@@ -372,13 +372,13 @@ func TestHostileEvents(t *testing.T) {
 // TestWaitingMessagesAreBounded: messages beyond the bound are lost while a worker answers, and asked for afterwards.
 func TestWaitingMessagesAreBounded(t *testing.T) {
 	a := newAsking(t, io.Discard)
-	asked, answer := make(chan struct{}), make(chan struct{})
-	a.answer = func(string) ([]byte, bool) {
-		a.answer = nil
+	asked, response := make(chan struct{}), make(chan struct{})
+	a.response = func(string) ([]byte, bool) {
+		a.response = nil
 		own := a.own("all")
 		a.mu.Unlock()
 		close(asked)
-		<-answer
+		<-response
 		a.mu.Lock()
 		return own, true
 	}
@@ -392,11 +392,11 @@ func TestWaitingMessagesAreBounded(t *testing.T) {
 		t.Errorf("%d messages wait", n)
 	}
 	a.subscriber.applying.Unlock()
-	close(answer)
+	close(response)
 	eventually(t, "the worker's blocks", a.agree)
 }
 
-// TestQuestionsAtOnce: while one worker does not answer, others are asked; at most maxQuestions at once.
+// TestQuestionsAtOnce: while one worker does not respond, others are asked; at most maxQuestions at once.
 func TestQuestionsAtOnce(t *testing.T) {
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -433,18 +433,18 @@ func TestQuestionsAtOnce(t *testing.T) {
 	}
 }
 
-// TestEventsWhileAsking: while a worker does not answer, kvepp applies its events. An answer that comes after all does
+// TestEventsWhileAsking: while a worker does not respond, kvepp applies its events. A response that comes later does
 // not undo them.
 func TestEventsWhileAsking(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	a.change(1)
-	asked, answer := make(chan struct{}), make(chan struct{})
-	a.answer = func(string) ([]byte, bool) {
-		a.answer = nil
+	asked, response := make(chan struct{}), make(chan struct{})
+	a.response = func(string) ([]byte, bool) {
+		a.response = nil
 		own := a.own("all")
 		a.mu.Unlock()
 		close(asked)
-		<-answer
+		<-response
 		a.mu.Lock()
 		return own, true
 	}
@@ -454,28 +454,28 @@ func TestEventsWhileAsking(t *testing.T) {
 	a.hear(a.change(3))
 	a.hear(a.change(2))
 	if a.match(4, promptOf(3)...) != 1 || a.match(4, promptOf(2)...) != 0 {
-		t.Error("events are not applied before the answer")
+		t.Error("events are not applied before the response")
 	}
-	close(answer)
+	close(response)
 	eventually(t, "the worker's blocks", a.agree)
 }
 
-// TestLeaveWhileAsking: no answer is applied after a worker left.
+// TestLeaveWhileAsking: no response is applied after a worker left.
 func TestLeaveWhileAsking(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	a.change(1)
-	asked, answer := make(chan struct{}), make(chan struct{})
-	a.answer = func(string) ([]byte, bool) {
-		a.answer = nil
+	asked, response := make(chan struct{}), make(chan struct{})
+	a.response = func(string) ([]byte, bool) {
+		a.response = nil
 		own := a.own("all")
 		close(asked)
-		<-answer
+		<-response
 		return own, true
 	}
 	a.subscriber.Connected()
 	<-asked
 	a.WorkerLeft(0)
-	close(answer)
+	close(response)
 	a.subscriber.settle()
 	eventually(t, "the end of the question", func() bool { return len(a.Feed.questions) == 0 })
 	if got := a.index.WorkerEntries(0); got != 0 {

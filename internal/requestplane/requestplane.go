@@ -1,10 +1,10 @@
-// Package requestplane sends requests to endpoints of Dynamo's request plane over TCP, and receives their answers.
+// Package requestplane sends requests to endpoints of Dynamo's request plane over TCP, and receives their responses.
 //
-// It owns the framing, TLS, the port at which workers connect back with their answers, and the bounds of what they may
-// send there. It never looks into the bodies of requests and answers.
+// It owns the framing, TLS, the port at which workers connect back, and the bounds of what they may send there.
+// It never looks into the bodies of requests and responses.
 //
 // A request names an address and a subject. The endpoint acknowledges the request, connects to the address, names the
-// subject, and sends the answer in parts. All numbers are big-endian.
+// subject, and sends the response in parts. All numbers are big-endian.
 //
 // Source: dynamo-runtime 1.6.1, pipeline::network: egress and ingress over TCP, codec::two_part.
 //
@@ -26,11 +26,11 @@ import (
 	"time"
 )
 
-// Errors that Ask wraps. Others mean that there is no connection or that the answer ended early.
+// Errors that Ask wraps. Others mean that there is no connection or that the response ended early.
 var (
-	ErrRefused   = errors.New("refused")                        // the endpoint said so, and why
-	ErrMalformed = errors.New("the answer breaks the protocol") //
-	ErrTooLong   = errors.New("the answer is too long")         //
+	ErrRefused   = errors.New("refused")                          // the endpoint said so, and why
+	ErrMalformed = errors.New("the response breaks the protocol") //
+	ErrTooLong   = errors.New("the response is too long")         //
 )
 
 const (
@@ -41,7 +41,7 @@ const (
 
 // Config configures a Plane.
 type Config struct {
-	// Callback is HOST:PORT, where endpoints connect with their answers. Without a host it is the address from which
+	// Callback is HOST:PORT, where endpoints connect with their responses. Without a host it is the address from which
 	// kvepp reaches the endpoint; port 0 is any free one. kvepp listens at the port of all interfaces.
 	Callback string
 	TLS      TLS
@@ -76,7 +76,7 @@ func New(c Config) (*Plane, error) {
 		waiting: map[string]chan net.Conn{}}, nil
 }
 
-// Close stops listening. Requests that wait for an answer fail.
+// Close stops listening. Requests that wait for a response fail.
 func (p *Plane) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,7 +91,7 @@ func (p *Plane) Close() error {
 	return p.listener.Close()
 }
 
-// Ask sends a request to an endpoint, HOST:PORT/PATH, and returns the parts of its answer, of at most limit bytes
+// Ask sends a request to an endpoint, HOST:PORT/PATH, and returns the parts of its response, of at most limit bytes
 // together.
 //
 // Errors wrap ErrRefused, ErrMalformed, ErrTooLong, the error of ctx, or those of package net.
@@ -129,13 +129,13 @@ func (p *Plane) Ask(ctx context.Context, endpoint string, body []byte, limit int
 		return nil, because(ctx, err)
 	}
 	select {
-	case answer, open := <-connections:
+	case response, open := <-connections:
 		if !open {
 			return nil, net.ErrClosed
 		}
-		defer answer.Close()
-		defer context.AfterFunc(ctx, func() { answer.Close() })()
-		parts, err := receive(answer, limit)
+		defer response.Close()
+		defer context.AfterFunc(ctx, func() { response.Close() })()
+		parts, err := receive(response, limit)
 		return parts, because(ctx, err)
 	case <-ctx.Done():
 		return nil, fmt.Errorf("the worker took the request and did not connect to %s: %w",
@@ -173,7 +173,7 @@ func newID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// connection is what a request says of the connection for its answer.
+// connection is what a request says of the connection for its response.
 type connection struct {
 	Address string `json:"address"`
 	Subject string `json:"subject"`
@@ -249,7 +249,7 @@ func part(r io.Reader, limit int64) (header, data []byte, err error) {
 	return header, b.Bytes(), err
 }
 
-// receive reads an answer after its subject.
+// receive reads a response after its subject.
 func receive(c net.Conn, limit int64) (parts [][]byte, err error) {
 	header, _, err := part(c, 0)
 	if err != nil {
@@ -291,7 +291,7 @@ func (p *Plane) listen() (port string, err error) {
 	if p.listener == nil {
 		if p.listener, err = net.Listen("tcp", net.JoinHostPort("", p.port)); err != nil {
 			p.listener = nil
-			return "", fmt.Errorf("cannot listen for workers' answers: %w", err)
+			return "", fmt.Errorf("cannot listen for workers' responses: %w", err)
 		}
 		go p.accept(p.listener)
 	}
