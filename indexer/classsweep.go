@@ -138,7 +138,7 @@ func (c *classSweep) longest(blocks int) int {
 	return blocks
 }
 
-// try settles the workers in set that can reuse n blocks, and adds the others to the sets of shorter prefixes.
+// try records the workers in set that can reuse n blocks, and adds the others to the sets of shorter prefixes.
 func (c *classSweep) try(n int, set uint64) {
 	end := n * c.h.BlockSize
 	for i := 0; i < c.h.classes && n > 0; i++ {
@@ -155,14 +155,14 @@ func (c *classSweep) try(n int, set uint64) {
 			return
 		}
 	}
-	c.settle(n, set)
+	c.record(n, set)
 }
 
-// settle records that the workers in set can reuse n blocks.
-func (c *classSweep) settle(n int, set uint64) {
+// record notes that the workers in set can reuse n blocks.
+func (c *classSweep) record(n int, set uint64) {
 	cuts, device := (*[64]Cut)(c.s.cuts[64*c.word:]), &c.s.device
 	if c.h.WithoutFull {
-		c.settleAlone(n, set)
+		c.recordAlone(n, set)
 		return
 	}
 	changed := uint64(0)
@@ -196,8 +196,8 @@ func (c *classSweep) settle(n int, set uint64) {
 	}
 }
 
-// settleAlone is settle for workers without full attention. Their count so far is that of predictions.
-func (c *classSweep) settleAlone(n int, set uint64) {
+// recordAlone is record for workers without full attention. Their count so far is that of predictions.
+func (c *classSweep) recordAlone(n int, set uint64) {
 	device := &c.s.device
 	for rest := set; rest != 0; rest &= rest - 1 {
 		w := kvblock.Worker(64*c.word + bits.TrailingZeros64(rest))

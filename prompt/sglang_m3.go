@@ -25,7 +25,7 @@ func (m *Model) m3Kwargs(request *body.Request, kwargs *values.Dict) (*values.Di
 	if err != nil {
 		return nil, err
 	}
-	mode, settled := request.ChatTemplateKwargs.Get("thinking_mode")
+	mode, decided := request.ChatTemplateKwargs.Get("thinking_mode")
 	if thinking := field(request.Body, "thinking"); thinking != nil {
 		if request.API == body.Messages {
 			return nil, errNotReproduced("thinking that SGLang's --reasoning-parser decides,")
@@ -35,29 +35,29 @@ func (m *Model) m3Kwargs(request *body.Request, kwargs *values.Dict) (*values.Di
 		if !slices.Contains([]string{"adaptive", "enabled", "disabled"}, kind) {
 			return nil, errRefused("thinking without the type adaptive, enabled or disabled")
 		}
-		if !settled {
-			mode, settled = kind, true
+		if !decided {
+			mode, decided = kind, true
 		}
 	}
-	// settle decides the mode by the effort, if nothing else does, and what the effort becomes by that mode.
-	settle := func() {
-		if !settled && (effort == "none" || effort == "minimal") {
-			mode, settled = "disabled", true
+	// decide decides the mode by the effort, if nothing else does, and what the effort becomes by that mode.
+	decide := func() {
+		if !decided && (effort == "none" || effort == "minimal") {
+			mode, decided = "disabled", true
 		}
 		if name, _ := effort.(string); mode == "disabled" || !slices.Contains(m3Efforts, name) {
 			effort = nil
 		}
 	}
-	settle()
-	if preset, given := m.defaultKwargs.Get("thinking_mode"); given && !settled {
-		mode, settled = preset, true
+	decide()
+	if preset, given := m.defaultKwargs.Get("thinking_mode"); given && !decided {
+		mode, decided = preset, true
 	}
 	if effort == nil {
 		effort = field(m.defaultKwargs, "reasoning_effort")
 	}
-	settle()
+	decide()
 	prepared := without(kwargs, "reasoning_effort", "thinking_mode")
-	if settled {
+	if decided {
 		prepared.Set("thinking_mode", mode)
 	}
 	setFlag(prepared, "reasoning_effort", effort)

@@ -148,7 +148,7 @@ func (s *Subscription) onLive(frames [][]byte) {
 	if st.replay {
 		s.apply(step{restart: st.restart}, seq, nil, nil, 0)
 		s.runReplay()
-		st = s.sequence.onSettled(seq)
+		st = s.sequence.afterReplay(seq)
 	}
 	s.apply(st, seq, frames[0], frames[2], s.digest(frames[2]))
 }

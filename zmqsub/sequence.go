@@ -80,7 +80,7 @@ type step struct {
 	gap     bool   // report that the messages from expect on are lost
 	expect  uint64 //
 	deliver bool   // deliver the message
-	replay  bool   // run a replay: from onReplayStart to onReplayEnd, then, for a live message, onSettled
+	replay  bool   // run a replay: from onReplayStart to onReplayEnd, then, for a live message, afterReplay
 }
 
 // onLive returns the step for a live message.
@@ -207,8 +207,8 @@ func (q *sequence) onReplayEnd() step {
 	return st
 }
 
-// onSettled returns the step for the live message that made a replay necessary. Call it after that replay.
-func (q *sequence) onSettled(seq uint64) step {
+// afterReplay returns the step for the live message that made a replay necessary. Call it after that replay.
+func (q *sequence) afterReplay(seq uint64) step {
 	var st step
 	q.lastLive = watermark{seq, true}
 	if q.disproves(seq) {

@@ -41,7 +41,7 @@ func (r *reader) live(m message) {
 	if st.replay {
 		r.apply(step{restart: st.restart}, m)
 		r.replay()
-		st = r.sequence.onSettled(uint64(m.number))
+		st = r.sequence.afterReplay(uint64(m.number))
 	}
 	r.apply(st, m)
 }

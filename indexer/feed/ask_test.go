@@ -476,7 +476,7 @@ func TestLeaveWhileAsking(t *testing.T) {
 	<-asked
 	a.WorkerLeft(0)
 	close(response)
-	a.subscriber.settle()
+	a.subscriber.waitIdle()
 	eventually(t, "the end of the question", func() bool { return len(a.Feed.questions) == 0 })
 	if got := a.index.WorkerEntries(0); got != 0 {
 		t.Errorf("%d blocks after the worker left", got)

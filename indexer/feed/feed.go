@@ -197,13 +197,13 @@ func (f *Feed) Close() error {
 	all := slices.Collect(maps.Values(f.subscriptions))
 	f.mu.Unlock()
 	for _, s := range all {
-		s.settle()
+		s.waitIdle()
 	}
 	return err
 }
 
-// settle waits until no message and no answer is being applied.
-func (s *subscriber) settle() {
+// waitIdle waits until no message and no response is being applied.
+func (s *subscriber) waitIdle() {
 	s.applying.Lock()
 	defer s.applying.Unlock()
 }

@@ -238,7 +238,7 @@ func TestHostileWorkers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorker(t, nil, c.serve)
 			patience := time.Minute
-			if c.want == context.DeadlineExceeded {
+			if errors.Is(c.want, context.DeadlineExceeded) {
 				patience = 200 * time.Millisecond
 			}
 			parts, err := newPlane(t, Config{}).Ask(within(t, patience), w.endpoint(), nil, 1<<20)

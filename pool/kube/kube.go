@@ -192,9 +192,9 @@ func (s *Source) Stats() Stats {
 }
 
 const (
-	// settleDelay is how long Run waits for more changes after the first, so that it applies a Deployment's many Pods
+	// gatherDelay is how long Run waits for more changes after the first, so that it applies a Deployment's many Pods
 	// together.
-	settleDelay = 5 * time.Millisecond
+	gatherDelay = 5 * time.Millisecond
 	// applyInterval is the least time between two calls of apply: each makes a new snapshot of the pool.
 	applyInterval = 50 * time.Millisecond
 	// metadataTimeout is how long the first call of apply waits for the objects of Dynamo's workers.
@@ -249,7 +249,7 @@ func (s *Source) applyChanges(ctx context.Context, apply func(State)) {
 			applied = true
 			close(s.synced)
 		}
-		if !pause(ctx, applyInterval-settleDelay) {
+		if !pause(ctx, applyInterval-gatherDelay) {
 			return
 		}
 	}
@@ -373,14 +373,14 @@ func (c changes) note() {
 	}
 }
 
-// await waits for a change and then for settleDelay, so that changes that come together are applied together. It
+// await waits for a change and then for gatherDelay, so that changes that come together are applied together. It
 // returns false if ctx ends first.
 func (c changes) await(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
 	case <-c:
-		return pause(ctx, settleDelay)
+		return pause(ctx, gatherDelay)
 	}
 }
 

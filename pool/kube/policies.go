@@ -101,7 +101,7 @@ func (p *Policies) Run(ctx context.Context, apply func(Policy)) {
 	}
 	for p.changed.await(ctx) {
 		apply(p.policy())
-		if !pause(ctx, applyInterval-settleDelay) {
+		if !pause(ctx, applyInterval-gatherDelay) {
 			return
 		}
 	}

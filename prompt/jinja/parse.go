@@ -64,8 +64,8 @@ func (p *parser) noSuch(kind, name string) builtin {
 	return func(*execution, any, *arguments) (any, error) { return nil, err }
 }
 
-// settle fails for the first unknown filter or test after the known ones.
-func (p *parser) settle(known int) {
+// failUnknown fails for the first unknown filter or test after the known ones.
+func (p *parser) failUnknown(known int) {
 	if p.err == nil && len(p.unknown) > known {
 		p.err = p.unknown[known]
 		p.pos = len(p.tokens) - 1
@@ -135,7 +135,7 @@ func (p *parser) template() block {
 	if p.err == nil && p.current().kind != tokenEnd {
 		p.fail("unexpected %s", p.current().describe())
 	}
-	p.settle(0)
+	p.failUnknown(0)
 	return b
 }
 
@@ -183,7 +183,7 @@ func (p *parser) body(tag string, ends ...string) (block, string) {
 	known := len(p.unknown)
 	b := p.block(tag, ends...)
 	if tag != "if" {
-		p.settle(known)
+		p.failUnknown(known)
 	}
 	return b, p.wantName()
 }
@@ -272,7 +272,7 @@ func (p *parser) forStatement(line int) statement {
 	if p.takeName("if") {
 		known := len(p.unknown)
 		node.condition = p.conditional()
-		p.settle(known)
+		p.failUnknown(known)
 	}
 	node.recursive = p.takeName("recursive")
 	p.loops++
@@ -325,7 +325,7 @@ func (p *parser) filterStatement(line int) statement {
 	known := len(p.unknown)
 	node := &filterNode{line: line, filters: []*filterLink{p.filter()}}
 	node.filters = append(node.filters, p.filters()...)
-	p.settle(known)
+	p.failUnknown(known)
 	node.body, _ = p.body("filter", "endfilter")
 	return node
 }
@@ -337,7 +337,7 @@ func (p *parser) filters() []*filterLink {
 	for p.takeOperator("|") && p.err == nil {
 		filters = append(filters, p.filter())
 	}
-	p.settle(known)
+	p.failUnknown(known)
 	return filters
 }
 
@@ -409,7 +409,7 @@ func (p *parser) parameters() []parameter {
 		}
 		list = append(list, param)
 	}
-	p.settle(known)
+	p.failUnknown(known)
 	p.wantOperator(")")
 	return list
 }
