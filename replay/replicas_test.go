@@ -56,15 +56,16 @@ func TestReplicasWithoutDelayEqualOne(t *testing.T) {
 	}
 }
 
-// The policy time loses by delay and more without sharing, on prompts that share nothing.
+// The policy time loses little by the delay that docs/replicas.md measured, and more without sharing, on prompts that
+// share nothing.
 func TestSharingPays(t *testing.T) {
 	run := func(change func(*Config)) float64 {
 		return replicated(t, "none", scoring.Time, func(c *Config) { c.SessionTTL = 0; change(c) }).TTFT.Mean
 	}
 	one := run(func(*Config) {})
-	shared := run(func(c *Config) { c.Replicas, c.ReplicaDelay = 4, 2*time.Millisecond })
+	shared := run(func(c *Config) { c.Replicas, c.ReplicaDelay = 4, 350*time.Microsecond })
 	unshared := run(func(c *Config) { c.Replicas, c.Unshared = 4, true })
-	if !(shared < unshared) || shared > 1.05*one {
+	if !(shared < unshared) || shared > 1.03*one {
 		t.Errorf("mean TTFT %v s of one, %v s shared, %v s unshared", one, shared, unshared)
 	}
 }
