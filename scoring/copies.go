@@ -11,11 +11,13 @@ const (
 	// be left out because of another origin's.
 	MaxCopies = 1 << 18
 	// maxOriginBytes bounds in the same way what copies take as their origins count it: copyBytes, chainBytes and 8
-	// for a hash. maxCopiedBytes bounds the memory of the blocks of all copies: many short runs, each held on several
-	// workers, take 30 times 8 bytes a hash. A booking beyond either is copied without hashes: its blocks count as
-	// ones that no other request shares.
-	maxOriginBytes, maxCopiedBytes = 1 << 28, 1 << 29
-	copyBytes, chainBytes          = 512, 256
+	// for a hash. A booking beyond it, or beyond maxCopiedBytes, is copied without hashes: its blocks count as ones
+	// that no other request shares.
+	maxOriginBytes        = 1 << 28
+	copyBytes, chainBytes = 512, 256
+	// maxCopiedBytes bounds the memory of the blocks of all copies: many short runs, each held on several workers,
+	// take 30 times 8 bytes a hash.
+	maxCopiedBytes = 1 << 29
 	// maxCopiedTokens bounds the tokens of the blocks of one booking without hashes, so that sums stay in range.
 	maxCopiedTokens = 2 * MaxISLTokens
 )

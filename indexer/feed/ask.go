@@ -28,6 +28,7 @@ const (
 	maxWaiting      = 4096 // messages of a worker, until its response is applied
 	maxWaitingBytes = 64 << 20
 	questionTries   = 3
+	responseTimeout = 5 * time.Second
 )
 
 // questionTiming holds the durations for which questions wait.
@@ -37,7 +38,7 @@ type questionTiming struct {
 	pause, pauseMax time.Duration // after questionTries failures; doubles
 }
 
-var defaultQuestionTiming = questionTiming{5 * time.Second, time.Second, 30 * time.Second, 8 * time.Minute}
+var defaultQuestionTiming = questionTiming{responseTimeout, time.Second, 30 * time.Second, 8 * time.Minute}
 
 // recovery is the state of the questions to a worker. The lock applying of its subscriber guards it.
 type recovery struct {
