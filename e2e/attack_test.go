@@ -374,6 +374,7 @@ func TestStormOfPrompts(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
-	// 192 MiB without requests; the heap may double between two collections.
-	a.ordinary(192<<20 + 2*budget)
+	// 192 MiB without requests; the heap may double between two collections. An open request takes memory however few
+	// prompts it has: kvepp peaked at 363 MiB with 7,000 of one prompt each.
+	a.ordinary(192<<20 + 2*budget + requests*44<<10)
 }
