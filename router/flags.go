@@ -24,7 +24,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"name up to `N` further endpoints, the next cheapest, at which Envoy may retry the request "+
 			"(manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy: other "+
 			"clusters read the whole list as one address. Not with Dynamo's frontends")
-	fs.DurationVar(&c.PickTimeout, "pick-timeout", 2*time.Second,
+	fs.DurationVar(&c.PickTimeout, "pick-timeout", DefaultPickTimeout,
 		"how long kvepp may take to find a prompt's token ids; after that it routes the request by load. Waiting in "+
 			"the queue does not count")
 	flags.Section(fs, "Limits of requests")
@@ -76,8 +76,11 @@ func (t *Thresholds) ReadTokens() bool {
 	return t.ActivePrefillTokens != nil || t.ActivePrefillTokensFrac != nil
 }
 
-// maxFallbacks keeps the header of a decision short.
-const maxFallbacks = 8
+// MaxFallbacks keeps the header of a decision short.
+const MaxFallbacks = 8
+
+// DefaultPickTimeout is that of --pick-timeout.
+const DefaultPickTimeout = 2 * time.Second
 
 // Validate returns an error for the first setting that does not go with the others, or with the engine. Scoring and
 // Engine must be set.
@@ -100,6 +103,6 @@ func (c *Config) Validate() error {
 			"so a retry at another frontend would still name the first worker; leave it out, or give --engine vllm, " +
 			"sglang or trtllm if that is what the endpoints run")
 	}
-	return cmp.Or(flags.Between("fallback-endpoints", c.Fallbacks, 0, maxFallbacks),
+	return cmp.Or(flags.Between("fallback-endpoints", c.Fallbacks, 0, MaxFallbacks),
 		flags.Positive("pick-timeout", c.PickTimeout))
 }

@@ -369,21 +369,28 @@ func TestHostileEvents(t *testing.T) {
 	}
 }
 
-// TestWaitingMessagesAreBounded: messages beyond the bound are lost while a worker answers, and asked for afterwards.
-func TestWaitingMessagesAreBounded(t *testing.T) {
-	a := newAsking(t, io.Discard)
-	asked, response := make(chan struct{}), make(chan struct{})
+// connectAndHold connects, and returns when kvepp has asked for all blocks. respond lets the worker respond with those
+// that it held then.
+func (a *asking) connectAndHold() (respond func()) {
+	asked, release := make(chan struct{}), make(chan struct{})
 	a.response = func(string) ([]byte, bool) {
 		a.response = nil
 		own := a.own("all")
 		a.mu.Unlock()
 		close(asked)
-		<-response
+		<-release
 		a.mu.Lock()
 		return own, true
 	}
 	a.subscriber.Connected()
 	<-asked
+	return func() { close(release) }
+}
+
+// TestWaitingMessagesAreBounded: messages beyond the bound are lost while a worker answers, and asked for afterwards.
+func TestWaitingMessagesAreBounded(t *testing.T) {
+	a := newAsking(t, io.Discard)
+	respond := a.connectAndHold()
 	for n := range uint64(maxWaiting + 100) {
 		a.hear(a.change(n))
 	}
@@ -392,7 +399,7 @@ func TestWaitingMessagesAreBounded(t *testing.T) {
 		t.Errorf("%d messages wait", n)
 	}
 	a.subscriber.applying.Unlock()
-	close(response)
+	respond()
 	eventually(t, "the worker's blocks", a.agree)
 }
 
@@ -438,25 +445,14 @@ func TestQuestionsAtOnce(t *testing.T) {
 func TestEventsWhileAsking(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	a.change(1)
-	asked, response := make(chan struct{}), make(chan struct{})
-	a.response = func(string) ([]byte, bool) {
-		a.response = nil
-		own := a.own("all")
-		a.mu.Unlock()
-		close(asked)
-		<-response
-		a.mu.Lock()
-		return own, true
-	}
-	a.subscriber.Connected()
-	<-asked
+	respond := a.connectAndHold()
 	a.hear(a.change(2))
 	a.hear(a.change(3))
 	a.hear(a.change(2))
 	if a.match(4, promptOf(3)...) != 1 || a.match(4, promptOf(2)...) != 0 {
 		t.Error("events are not applied before the response")
 	}
-	close(response)
+	respond()
 	eventually(t, "the worker's blocks", a.agree)
 }
 
@@ -464,18 +460,9 @@ func TestEventsWhileAsking(t *testing.T) {
 func TestLeaveWhileAsking(t *testing.T) {
 	a := newAsking(t, io.Discard)
 	a.change(1)
-	asked, response := make(chan struct{}), make(chan struct{})
-	a.response = func(string) ([]byte, bool) {
-		a.response = nil
-		own := a.own("all")
-		close(asked)
-		<-response
-		return own, true
-	}
-	a.subscriber.Connected()
-	<-asked
+	respond := a.connectAndHold()
 	a.WorkerLeft(0)
-	close(response)
+	respond()
 	a.subscriber.waitIdle()
 	eventually(t, "the end of the question", func() bool { return len(a.Feed.questions) == 0 })
 	if got := a.index.WorkerEntries(0); got != 0 {

@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"kvepp/internal/loglimit"
-	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/zmqsub"
 )
@@ -99,10 +98,7 @@ func (l brokerLink) Message(_ uint64, publisher, payload []byte) {
 	if c == nil {
 		return // its worker is not in the pool
 	}
-	envelope, err := kvblock.UnframePlane(payload)
-	if err == nil {
-		err = kvblock.DecodePlane(envelope, &l.decoding.plane)
-	}
+	envelope, err := decodeFrame(payload, &l.decoding.plane)
 	if err == nil && l.decoding.plane.Publisher != binary.BigEndian.Uint64(publisher) {
 		err = errors.New("the envelope names another publisher")
 	}

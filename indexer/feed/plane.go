@@ -69,7 +69,7 @@ type planeSubscriber struct {
 	recovery   recovery         // guarded by applying
 }
 
-// leave ends the questions. After it returned, no answer is applied.
+// leave ends the questions. After it returned, no response is applied.
 func (s *planeSubscriber) leave() {
 	s.cancel()
 	s.applying.Lock()
@@ -105,16 +105,21 @@ func (s *planeSubscriber) Message(seq uint64, _, payload []byte) {
 	defer s.end()
 	d := s.feed.decodings.Get().(*decoding)
 	defer s.feed.decodings.Put(d)
-	envelope, err := kvblock.UnframePlane(payload)
-	if err == nil {
-		err = kvblock.DecodePlane(envelope, &d.plane)
-	}
+	envelope, err := decodeFrame(payload, &d.plane)
 	if err != nil {
 		s.begun = true
 		s.unreadable(fmt.Errorf("event plane message %d: %w", seq, err))
 		return
 	}
 	s.events(seq, envelope, d)
+}
+
+// decodeFrame decodes a frame of the event plane over ZMQ into b, and returns the envelope in it.
+func decodeFrame(frame []byte, b *kvblock.PlaneBatch) (envelope []byte, err error) {
+	if envelope, err = kvblock.UnframePlane(frame); err == nil {
+		err = kvblock.DecodePlane(envelope, b)
+	}
+	return envelope, err
 }
 
 // events applies the message in d.plane. It is called between begin and end.

@@ -102,7 +102,7 @@ var may = map[string]string{
 		"indexer indexer/feed internal/metrics pool pool/enginemetrics router/session",
 
 	"serve/listen":              "extproc internal/connlimit internal/metrics serve/logs serve/secrets",
-	"serve/llmd":                "internal/boundedfile internal/flags internal/metrics internal/suggest",
+	"serve/llmd":                "internal/boundedfile internal/flags internal/metrics internal/suggest router",
 	"serve/logs":                "internal/flags internal/loglimit internal/metrics router/record",
 	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
 	"serve/secrets/secretstest": "",

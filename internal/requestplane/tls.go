@@ -16,7 +16,7 @@ import (
 //
 // Source: dynamo-runtime 1.6.1, tls_utils.
 type TLS struct {
-	Cert, Key             string // of the port where answers arrive; empty: plain TCP there
+	Cert, Key             string // of the port where responses arrive; empty: plain TCP there
 	ClientCA              string // whose certificates endpoints must present there; empty: none
 	CA                    string // that signed the endpoints' certificates; empty, without Insecure: plain TCP to them
 	ClientCert, ClientKey string // that kvepp presents to them; empty: none
@@ -49,7 +49,7 @@ func (t *TLS) check() error {
 	return err
 }
 
-// server returns the configuration of the port where answers arrive; nil: plain TCP.
+// server returns the configuration of the port where responses arrive; nil: plain TCP.
 func (t *TLS) server() (*tls.Config, error) {
 	if t.Cert == "" {
 		return nil, nil
@@ -121,7 +121,7 @@ func (t *TLS) dial(ctx context.Context, address string) (net.Conn, error) {
 	return (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// accept returns the connection on which c's answer arrives. On an error it returns c.
+// accept returns the connection on which c's response arrives. On an error it returns c.
 func (t *TLS) accept(c net.Conn) (net.Conn, error) {
 	config, err := t.server()
 	if err != nil || config == nil {

@@ -77,8 +77,8 @@ type config struct {
 	notes    []string
 }
 
-// knownGates are the feature gates with their defaults.
-var knownGates = map[string]bool{"flowControl": false, "haPopulateNonLeaderDatastore": true}
+// knownGates are the feature gates.
+var knownGates = []string{"flowControl", "haPopulateNonLeaderDatastore"}
 
 // read reads a configuration as strictly as llm-d's picker does. gates follow those of the document. alpha allows
 // plugins of maturity alpha.
@@ -149,9 +149,9 @@ func (c *config) version(root *yaml.Node) (string, error) {
 func (c *config) readGates(gates []string) error {
 	for _, gate := range gates {
 		name, on, given := strings.Cut(strings.TrimSpace(gate), "=")
-		if _, known := knownGates[name]; !known {
-			all := []string{"flowControl", "haPopulateNonLeaderDatastore"}
-			return fmt.Errorf("feature gate %q: llm-d has no such gate%s", name, suggest.DidYouMean(name, "", all))
+		if !slices.Contains(knownGates, name) {
+			return fmt.Errorf("feature gate %q: llm-d has no such gate%s", name,
+				suggest.DidYouMean(name, "", knownGates))
 		}
 		yes, err := strconv.ParseBool(on)
 		if given && err != nil {

@@ -280,7 +280,7 @@ func TestTypes(t *testing.T) {
 			t.Errorf("%s: %v", p.Type, err)
 			continue
 		}
-		if rows := s.means().rows; rows[0].Type != p.Type || rows[0].Says == "" {
+		if rows := s.means(Settings{}).rows; rows[0].Type != p.Type || rows[0].Says == "" {
 			t.Errorf("%s: %+v", p.Type, rows[0])
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -79,11 +80,7 @@ func (s *Seat) translate(flag, value string, words map[string]string) error {
 	case known:
 		s.set(flag, word)
 	case value != "":
-		all := make([]string, 0, len(words))
-		for word := range words {
-			all = append(all, word)
-		}
-		slices.Sort(all)
+		all := slices.Sorted(maps.Keys(words))
 		return fmt.Errorf("must be one of %s%s", strings.Join(all, ", "), suggest.DidYouMean(value, "", all))
 	}
 	return nil

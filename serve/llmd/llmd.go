@@ -182,7 +182,7 @@ func (s *Seat) readConfig() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
-	t := c.means()
+	t := c.means(s.Settings)
 	for _, row := range t.rows {
 		s.Rows = append(s.Rows, *row)
 		s.own = append(s.own, row.Settings...)
@@ -190,8 +190,6 @@ func (s *Seat) readConfig() error {
 	if err := refusals(s.Rows, s.strict); err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
-	t.settings.NoTraces, t.settings.CipherSuites, t.settings.Compat = s.NoTraces, s.CipherSuites, s.Compat
-	t.settings.EndpointScores = s.EndpointScores
 	s.Settings, s.Notes = t.settings, append(s.Notes, c.notes...)
 	if s.EndpointsFile != "" {
 		s.drop("the configuration discovers endpoints in a file, not in Kubernetes", "pool-name", "pool-namespace",

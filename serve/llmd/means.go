@@ -1,11 +1,14 @@
 package llmd
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"kvepp/router"
 )
 
 // Row is what a part of a configuration means here.
@@ -38,9 +41,9 @@ const (
 	announced
 )
 
-// means translates a configuration.
-func (c *config) means() *translation {
-	t := &translation{config: c, limits: map[*plugin]Requirement{}}
+// means translates a configuration. settings are those of the command line.
+func (c *config) means(settings Settings) *translation {
+	t := &translation{config: c, settings: settings, limits: map[*plugin]Requirement{}}
 	if c.gates["flowControl"] {
 		t.add("featureGates", "flowControl", Refused, "kvepp has no bands, fairness and eviction of llm-d's; its own "+
 			"queue: docs/overload-and-queue.md. Remove the gate")
@@ -72,9 +75,8 @@ func (t *translation) add(name, kind string, verdict Verdict, says string) *Row 
 	return row
 }
 
-func (*translation) set(row *Row, arguments ...string) {
-	row.Settings = append(row.Settings, arguments...)
-}
+// set adds arguments of kvepp serve.
+func (r *Row) set(arguments ...string) { r.Settings = append(r.Settings, arguments...) }
 
 // approximate adds a difference to a row.
 func (r *Row) approximate(format string, args ...any) {
@@ -120,14 +122,14 @@ func (t *translation) prefixes() {
 	row := t.add("prefixes", "", Maps, "")
 	switch {
 	case t.prefix == announced && t.engines:
-		t.set(row, "--router-kv-events=true")
+		row.set("--router-kv-events=true")
 		row.Says = "KV events of the engines"
 	case t.prefix != noPrefix:
-		t.set(row, "--router-kv-events=false", "--router-approximate-cache-policy=lru",
+		row.set("--router-kv-events=false", "--router-approximate-cache-policy=lru",
 			"--kv-cache-block-size="+strconv.Itoa(estimatedBlock))
 		row.Says = "a worker holds what it was sent"
 	default:
-		t.set(row, "--router-kv-events=false")
+		row.set("--router-kv-events=false")
 		row.Says = "no plugin looks at prefixes: by load alone"
 		return
 	}
@@ -166,7 +168,7 @@ func followEvents(t *translation, p *plugin, row *Row) {
 	}
 	for key, flag := range map[string]string{"socketPort": "--kv-events-port", "replaySocketPort": "--kv-replay-port"} {
 		if port := events("podDiscoveryConfig." + key); port != nil {
-			t.set(row, flag+"="+port.text())
+			row.set(flag + "=" + port.text())
 		}
 	}
 	slices.Sort(row.Settings)
@@ -175,7 +177,7 @@ func followEvents(t *translation, p *plugin, row *Row) {
 		if err != nil || ttl <= 0 {
 			ttl = 2 * time.Second
 		}
-		t.set(row, "--router-predicted-ttl-secs="+strconv.FormatFloat(ttl.Seconds(), 'f', -1, 64))
+		row.set("--router-predicted-ttl-secs=" + strconv.FormatFloat(ttl.Seconds(), 'f', -1, 64))
 	}
 	if at("tokenProcessorConfig") != nil {
 		row.Says += "; block size and hash seed come from the events"
@@ -186,9 +188,6 @@ func followEvents(t *translation, p *plugin, row *Row) {
 	}
 }
 
-// defaultPickTimeout is that of kvepp serve.
-const defaultPickTimeout = 2 * time.Second
-
 // askForTokens follows a producer of token ids.
 func askForTokens(t *translation, p *plugin, row *Row) {
 	at := p.parameters.at
@@ -198,17 +197,15 @@ func askForTokens(t *translation, p *plugin, row *Row) {
 		row.Says = "token ids from the pool's own engines"
 	case at("vllm") != nil:
 		t.tokens = true
-		if t.settings.TokenizerURL = at("vllm.url").text(); t.settings.TokenizerURL == "" {
-			t.settings.TokenizerURL = "http://localhost:8000"
-		}
+		t.settings.TokenizerURL = cmp.Or(at("vllm.url").text(), "http://localhost:8000")
 		t.settings.TokenizerTimeout = 5 * time.Second
 		if d, err := time.ParseDuration(at("vllm.timeout").text()); err == nil && d > 0 {
 			t.settings.TokenizerTimeout = d
 		}
 		t.settings.TokenizerModel = at("modelName").text()
 		row.Says = "token ids from " + t.settings.TokenizerURL + " for every served model"
-		if d := t.settings.TokenizerTimeout; d > defaultPickTimeout {
-			t.set(row, "--pick-timeout="+d.String())
+		if d := t.settings.TokenizerTimeout; d > router.DefaultPickTimeout {
+			row.set("--pick-timeout=" + d.String())
 		}
 	case at("udsTokenizerConfig") != nil:
 		row.Verdict, row.Says = Approximated, "kvepp asks no tokenizer over a Unix socket: 4 bytes count as a token"
@@ -219,38 +216,31 @@ func askForTokens(t *translation, p *plugin, row *Row) {
 
 func pick(arguments ...string) func(*translation, *plugin, *Row) {
 	return func(t *translation, p *plugin, row *Row) {
-		t.set(row, arguments...)
+		row.set(arguments...)
 		t.random = t.random || p.kind == "random-picker"
 		if n := p.parameters.at("maxNumOfEndpoints").number(1); n > 1 {
-			t.set(row, "--fallback-endpoints="+strconv.Itoa(min(n-1, maxFallbacks)))
-			if n-1 > maxFallbacks {
-				row.approximate("at most %d further endpoints", maxFallbacks)
+			row.set("--fallback-endpoints=" + strconv.Itoa(min(n-1, router.MaxFallbacks)))
+			if n-1 > router.MaxFallbacks {
+				row.approximate("at most %d further endpoints", router.MaxFallbacks)
 			}
 		}
 	}
 }
-
-const maxFallbacks = 8
 
 // keepSessions follows a plugin of session affinity.
 func keepSessions(mode string) func(*translation, *plugin, *Row) {
 	return func(t *translation, p *plugin, row *Row) {
 		at := p.parameters.at
 		if at("strategy").text() != "session_id" {
-			header := at("encodedEndpointHeaderConfig.header").text()
-			if header == "" {
-				header = at("headerName").text()
-			}
-			if header == "" {
-				header = "x-session-token"
-			}
+			header := cmp.Or(at("encodedEndpointHeaderConfig.header").text(), at("headerName").text(),
+				"x-session-token")
 			t.settings.SessionTokenHeader = strings.ToLower(header)
 			t.settings.SessionTokenSoft = mode == "soft"
 			row.Says = "responses name their endpoint in " + header + ", and requests return there"
 			return
 		}
 		ttl := at("sessionIdConfig.evictionTtlSeconds").number(300)
-		t.set(row, "--router-session-affinity-ttl-secs="+strconv.Itoa(ttl), "--router-session-affinity-mode="+mode)
+		row.set("--router-session-affinity-ttl-secs="+strconv.Itoa(ttl), "--router-session-affinity-mode="+mode)
 		headers := []string{}
 		for _, source := range at("sessionIdConfig.sources").list() {
 			if header := source.at("header").text(); header != "" {
@@ -277,12 +267,12 @@ func scrape(t *translation, p *plugin, row *Row) {
 	for key, flag := range map[string]string{"scheme": "scheme", "path": "path", "port": "port",
 		"insecureSkipVerify": "https-insecure-skip-verify"} {
 		if v := p.parameters.at(key); v != nil {
-			t.set(row, "--model-server-metrics-"+flag+"="+v.text())
+			row.set("--model-server-metrics-" + flag + "=" + v.text())
 		}
 	}
 	slices.Sort(row.Settings)
 	if v := p.parameters.at("interval"); v != nil {
-		t.set(row, "--refresh-metrics-interval="+v.text())
+		row.set("--refresh-metrics-interval=" + v.text())
 	}
 	for _, key := range []string{"clientCertPath", "clientKeyPath"} {
 		if p.parameters.at(key).text() != "" {
@@ -296,10 +286,7 @@ func scrape(t *translation, p *plugin, row *Row) {
 
 // nameMetrics follows the extractor of engines' metrics.
 func nameMetrics(t *translation, p *plugin, row *Row) {
-	engine := p.parameters.at("defaultEngine").text()
-	if engine == "" {
-		engine = "vllm"
-	}
+	engine := cmp.Or(p.parameters.at("defaultEngine").text(), "vllm")
 	var named []string
 	for _, v := range p.parameters.at("engineConfigs").list() {
 		if v.at("name").text() != engine {
@@ -313,7 +300,7 @@ func nameMetrics(t *translation, p *plugin, row *Row) {
 		}
 	}
 	if len(named) > 0 {
-		t.set(row, "--engine-metrics="+strings.Join(named, ","))
+		row.set("--engine-metrics=" + strings.Join(named, ","))
 	}
 }
 
@@ -344,7 +331,7 @@ func discoverInFile(t *translation, p *plugin, row *Row) {
 		row.refuse("path: must name a file")
 		return
 	}
-	t.set(row, "--endpoints="+path)
+	row.set("--endpoints=" + path)
 	t.settings.EndpointsFile = path
 	if !p.parameters.at("watchFile").is(false) {
 		row.approximate("kvepp reads the file again when it changes, also without watchFile")

@@ -191,7 +191,7 @@ var Plugins = []Plugin{
 			"prefixMatchInfoProducerName @producer, syncCrossReplicaState bool",
 		means: func(t *translation, p *plugin, row *Row) {
 			if p.parameters.at("addEstimatedOutputTokens").is(false) {
-				t.set(row, "--router-track-output-blocks=true")
+				row.set("--router-track-output-blocks=true")
 			}
 		}},
 	{Type: "predicted-latency-producer", Roles: "producer", Verdict: Approximated,

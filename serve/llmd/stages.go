@@ -1,6 +1,7 @@
 package llmd
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -105,10 +106,10 @@ func splitStages(t *translation, p *plugin, row *Row) {
 		return
 	}
 	t.split = p
-	t.set(row, "--prefiller-header=true")
-	decider := first(at("deciders.prefill").text(), at("prefillDeciderPluginName").text(),
+	row.set("--prefiller-header=true")
+	decider := cmp.Or(at("deciders.prefill").text(), at("prefillDeciderPluginName").text(),
 		at("deciderPluginName").text())
-	if first(at("deciders.encode").text(), at("encodeDeciderPluginName").text()) != "" {
+	if cmp.Or(at("deciders.encode").text(), at("encodeDeciderPluginName").text()) != "" {
 		row.refuse("kvepp chooses no encode workers: remove the encode decider")
 		return
 	}
@@ -137,15 +138,6 @@ func splitStages(t *translation, p *plugin, row *Row) {
 	}
 }
 
-func first(texts ...string) string {
-	for _, text := range texts {
-		if text != "" {
-			return text
-		}
-	}
-	return ""
-}
-
 // stages says which Pods are endpoints, and for which stage.
 func (t *translation) stages() {
 	if t.split == nil {
@@ -156,8 +148,8 @@ func (t *translation) stages() {
 		return
 	}
 	at := t.split.parameters.at
-	p, limitsPrefill := t.requirement(first(at("profiles.prefill").text(), at("prefillProfile").text(), "prefill"))
-	d, limitsDecode := t.requirement(first(at("profiles.decode").text(), at("decodeProfile").text(), "decode"))
+	p, limitsPrefill := t.requirement(cmp.Or(at("profiles.prefill").text(), at("prefillProfile").text(), "prefill"))
+	d, limitsDecode := t.requirement(cmp.Or(at("profiles.decode").text(), at("decodeProfile").text(), "decode"))
 	if limitsPrefill || limitsDecode {
 		t.settings.Stages = func(labels map[string]string) (bool, bool) { return p.met(labels), d.met(labels) }
 	}

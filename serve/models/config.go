@@ -43,7 +43,7 @@ type Config struct {
 type Others struct {
 	URL        string // of the server; it knows the model as Model, empty: by its own name
 	Model      string
-	Timeout    time.Duration // for the server's answer
+	Timeout    time.Duration // for the server's response
 	Engines    bool          // ask the pool's engines if there is no URL
 	Scheme     string        // of the engines
 	SkipVerify bool          // accept every certificate of the engines
