@@ -51,7 +51,7 @@ func logLine(t *testing.T, s *stack.Stack, parts ...string) string {
 	return found[0]
 }
 
-// answering starts a server that answers every request, with its address in the header x-server. It returns that
+// responding starts a server that answers every request, with its address in the header x-server. It returns that
 // address.
 func responding(t *testing.T) string {
 	t.Helper()

@@ -218,7 +218,7 @@ func (s *script) Send(out *extprocv3.ProcessingResponse) error {
 // orders are the valid orders of a request's messages.
 var orders = regexp.MustCompile(`^hb*t?$`)
 
-// unanswered returns an error if a reply is missing after a complete request in a valid order. A proxy would wait for
+// noResponse returns an error if a reply is missing after a complete request in a valid order. A proxy would wait for
 // this reply forever.
 func (s *script) noResponse() error {
 	streamed := s.mode == fullDuplex || s.mode == grpcMessages

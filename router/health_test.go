@@ -36,7 +36,7 @@ func newHealthHouse(t testing.TB, edit func(*Config), endpoints ...pool.Endpoint
 	return h
 }
 
-// answered ends a request with a complete response.
+// succeed ends a request with a complete response.
 func succeed(r *Route) {
 	r.Responding("", true)
 	r.Heard()

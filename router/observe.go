@@ -298,7 +298,7 @@ type Response struct {
 	CachedTokens int
 }
 
-// Answered reports the request's end to the metrics. Call it once.
+// Ended reports the request's end to the metrics. Call it once.
 func (r *Route) Ended(a Response) {
 	r.health.end(&a, r.Token)
 	o := &r.observed

@@ -188,7 +188,7 @@ type placed struct {
 	instance      uint64         // of destination
 }
 
-// answering is what a route knows of its response while it comes.
+// responding is what a route knows of its response while it comes.
 type responding struct {
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool

@@ -165,7 +165,8 @@ func (l *learned) forgetUnused(w kvblock.Worker) {
 	p.latest = l.fleets[w].prefills
 }
 
-// answered learns from a complete response. held is how many tokens the worker holds at its end; 0: no gap is learned.
+// learnOutput learns from a complete response. held is how many tokens the worker holds at its end; 0: no gap is
+// learned.
 func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, held int) {
 	s := took.Seconds()
 	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || float64(tokens-1)*leastSampleGap > s {

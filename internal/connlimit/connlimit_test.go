@@ -66,7 +66,7 @@ func ask(c net.Conn, path string) error {
 	return err
 }
 
-// answered reads a response without a body. It returns an error if there is none.
+// responded reads a response without a body. It returns an error if there is none.
 func responded(c net.Conn) error {
 	var response []byte
 	for !bytes.HasSuffix(response, []byte("\r\n\r\n")) {

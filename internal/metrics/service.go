@@ -34,7 +34,7 @@ func (m *Metrics) NewIndexerService() *IndexerService {
 	return s
 }
 
-// Answered counts one request to a known path, which began at start.
+// Responded counts one request to a known path, which began at start.
 func (s *IndexerService) Responded(endpoint, _ string, status int, start time.Time) {
 	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
 	if status >= 400 {
@@ -71,7 +71,7 @@ func (m *Metrics) NewSelectionService() *SelectionService {
 	return s
 }
 
-// Answered counts one request to a known path, which began at start.
+// Responded counts one request to a known path, which began at start.
 func (s *SelectionService) Responded(endpoint, method string, status int, start time.Time) {
 	s.requests.WithLabelValues(endpoint, method, strconv.Itoa(status)).Inc()
 	s.duration.WithLabelValues(endpoint).Observe(time.Since(start).Seconds())
