@@ -9,9 +9,11 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/mod
 # The time limit of a test run. A run that exceeds it prints all goroutines.
 TIMEOUT := 20m
 # The packages whose tests need programs that install.sh installs.
-REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(parity|parity/events|vllm|kube|kind))$$
+REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(aigw|parity|parity/events|vllm|kube|kind))$$
 # The packages whose long tests are single-threaded: the race detector slows these tests down tenfold and finds nothing.
 LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe
+# Tests that run without the race detector for the same reason: of memory, of large files, of the pages, of simulations.
+NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName|CostPays$$|Fit$$|RolesInReplay$$)
 # The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
 REPLICAS_RACE := ^Test(Histories|Nodes|Strangers|Nonsense|EarlierVersions)$$
 # How long `make events` kills publishers and drops messages.
@@ -25,7 +27,7 @@ SEEDS := 5
 # The folder for the charts of benchmarks.
 CHARTS = $(or $(OUT),bin/bench)
 # The number of random requests that `make storm` sends, and the seed of its random generator.
-STORM := 10000
+STORM := 5000
 SEED := 7
 IMAGE := kvepp:dev
 BENCH := .
@@ -59,45 +61,51 @@ check: libzmq ## formatting, vet, staticcheck, errorlint, the rules of internal/
 unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp: go test -short ./cmd/kvepp)
 	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(cmd/kvepp|internal/lint)$$')
 
-test: ## unit tests with the race detector, then end-to-end tests with real Envoy and Dynamo
+# Two lanes at once: one computes, the other mostly waits for programs.
+test: ## unit tests with the race detector, and end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@$(INSTALL) chromium || echo "going on without chromium: TestPage of cmd/kvepp will be skipped"
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && \
-	$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG) && \
-	$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer && \
-	$(TIMED) "test: memory" go test -timeout $(TIMEOUT) -run '^TestMemory' ./cmd/kvepp ./prompt/body ./prompt ./zmqsub && \
-	$(TIMED) "test: race detector, short" go test -race -short -timeout $(TIMEOUT) $(LONG) && \
-	$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer && \
-	$(TIMED) "test: replicas" go test -timeout $(TIMEOUT) ./scoring/replica && \
-	$(TIMED) "test: race detector, replicas" go test -race -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica && \
-	$(TIMED) "test: race detector" go test -race -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay|scoring/replica)$$') && \
-	$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity && \
-	KVEPP_TOOLS="$$tools" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)" $(MAKE) --no-print-directory -j2 test-e2e test-manifests
+	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j2 test-packages test-programs
 
-test-e2e:
-	@$(TIMED) "test: end to end" test/e2e.sh
+test-packages:
+	@$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG)
+	@$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer
+	@$(TIMED) "test: memory and pages" go test -timeout $(TIMEOUT) -run '$(NO_RACE)' ./cmd/kvepp ./pool ./prompt ./prompt/body ./router ./scoring ./serve/api ./zmqsub
+	@$(TIMED) "test: race detector, short" go test -race -short -skip '$(NO_RACE)' -timeout $(TIMEOUT) $(LONG)
+	@$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer
+	@$(TIMED) "test: replicas" go test -timeout $(TIMEOUT) ./scoring/replica
+	@$(TIMED) "test: race detector, replicas" go test -race -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica
+	@$(TIMED) "test: race detector" go test -race -skip '$(NO_RACE)' -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay|scoring/replica)$$')
+	@$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity
 
-test-manifests:
-	@$(TIMED) "test: manifests" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e/manifests
+test-programs:
+	@export KVEPP_TOOLS="$(TOOLS)" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)"; \
+	$(TIMED) "test: end to end" test/e2e.sh && \
+	$(TIMED) "test: manifests" go test -count=1 -timeout 30m -skip '^Test(Image$$|APIServer$$|Release)' ./e2e/manifests
 
-# The tests of events and of replicas mostly wait, so they run beside parity and fuzzing.
+# Three lanes at once: one computes, two mostly wait for other programs.
 test-long: ## the slow tests: parity, events, storm, test-vllm, a real Kubernetes API server and cluster, all fuzz targets, the demonstration
-	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j2 long-computing long-waiting && \
-	for part in test-vllm test-kube test-image $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm; do $(TIMED) "test-long: $$part" $(MAKE) --no-print-directory $$part || exit 1; done && \
+	@tools=$(TOOLS) && $(INSTALL) engines >/dev/null && $(INSTALL) versions >/dev/null && $(MAKE) --no-print-directory -j3 long-computing long-cluster long-waiting && \
 	$(TIMED) "test-long: demonstration" $(MAKE) --no-print-directory run CHECK=1
 
+# $(call LONG_PARTS,TARGETS) runs targets of test-long, one after the other.
+LONG_PARTS = for part in $(1); do $(TIMED) "test-long: $$part" $(MAKE) --no-print-directory $$part || exit 1; done
+
 long-computing:
-	@$(TIMED) "test-long: parity" $(MAKE) --no-print-directory parity
+	@$(call LONG_PARTS,parity)
 	@$(TIMED) "test-long: fuzzing" test/fuzz.sh
 
+long-cluster:
+	@$(call LONG_PARTS,events $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm)
+
 long-waiting:
-	@$(TIMED) "test-long: events" $(MAKE) --no-print-directory events
+	@$(call LONG_PARTS,test-kube test-image test-vllm)
 	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
 
-parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API)
+parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API; FULL=1: all versions, templates and more random texts, before a release)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
 	$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_TOOLS="$$tools" KVEPP_ENGINES="$$engines" KVEPP_ENGINE_VERSIONS="$$versions" KVEPP_VLLM_MISTRAL="$$mistral" KVEPP_TEMPLATES="$$templates" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
-	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus|CacheUse)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS))
+	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus|CacheUse)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS)) $(if $(FULL)$(ENGINE),-full)
 	@$(if $(ENGINE),exit 0;) tools=$(TOOLS) && models=$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3) && \
 	KVEPP_TOOLS="$$tools" KVEPP_MODELS="$$models" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
@@ -152,12 +160,14 @@ e2e-kind: libzmq ## tests kvepp's chart in a kind cluster: that of KUBECONFIG, t
 e2e-istio: libzmq ## tests kvepp with Istio and a Gateway in such a cluster, and runs the inference extension's conformance tests (compiles Istio ten minutes, once)
 	@test/kind/run.sh istio
 
+e2e-aigw: build ## tests kvepp with Envoy AI Gateway's standalone program (compiles it nine CPU minutes, once)
+	@test/aigw/run.sh
+
 bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers and bench-path
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done
 
 bench-go: libzmq ## Go benchmarks: hashing, decoding, index, cost and selection, the whole decision
-	@go build -o bin/ ./test/bench/charts
-	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./prompt ./router ./zmqsub | bin/charts -out $(CHARTS) -go go
+	@go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem ./kvblock ./indexer ./scoring ./prompt ./router ./zmqsub
 
 bench-index: libzmq ## compares kvepp's index with Dynamo's, on the same workloads (WORKLOADS="tree1m trace micro hybrid tree10m": only these)
 	@test/bench/index.sh $(WORKLOADS)
@@ -168,14 +178,17 @@ bench-events: libzmq ## compares KV events from the wire to the index, hashing a
 bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fastokens, on real models (MODELS="qwen3 llama2": only these)
 	@test/bench/tokenizers.sh $(MODELS)
 
-bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
+bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PART=shadow: kvepp in shadow, running, stopped and away; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
 	@PEER=$(PEER) test/bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
+
+bench-queue: libzmq ## one tenant that floods beside nine others, deadlines in overload: what clients see behind a real Envoy, and in a model (a quarter of an hour; ONLY="model,deadlines": parts)
+	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./test/bench/queue && KVEPP_TOOLS="$$tools" exec bin/queue $(if $(ONLY),-only "$(ONLY)")
 
 bench-page: libzmq ## what an open web page costs kvepp's CPU at 1,000 requests a second, behind a real Envoy (three minutes)
 	@test/bench/path.sh -only page
 
-quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLICAS=4: one kvepp and four behind one Envoy; REPLAY=1 OUT=folder: kvepp replay of what it sent)
-	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./test/bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan)
+quality: ## compares kvepp's policies with Dynamo's router on the same traffic: cached share, times, goodput (100 minutes; SEEDS=1: twenty; ONLY="chat 4,burst" ROUTERS=all OUT=folder; REPLICAS=4: one kvepp and four behind one Envoy; REPLAY=1 OUT=folder: kvepp replay of what it sent; PREDICT=1 OUT=folder: what a recording in shadow of round robin, or with PEER=gaie of that picker, predicts for kvepp; PEER=llm-d LLMD_EPP=file: also llm-d's endpoint picker, whose program that is; PEER=gaie: the Gateway API's)
+	@peer=$(if $(filter gaie,$(PEER)),$$($(INSTALL) gaie)) && kube=$(if $(filter gaie,$(PEER)),$$($(INSTALL) kube)) && tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./test/bench/quality && KVEPP_TOOLS="$$tools" exec bin/quality -seeds $(SEEDS) $(if $(ONLY),-only "$(ONLY)") $(if $(ROUTERS),-routers "$(ROUTERS)") $(if $(OUT),-out "$(OUT)") $(if $(FIRST),-first $(FIRST)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(REPLAY),-replay) $(if $(PLAN),-plan) $(if $(PREDICT),-predict) $(if $(PEER),-peer $(PEER) -program "$(if $(filter gaie,$(PEER)),$$peer/epp,$(LLMD_EPP))" -kube "$$kube")
 
 replay-table: ## replays generated traffic with each policy and prints their ratios to Dynamo's, for docs/routing.md (SEEDS=20 FROM=101 TRAFFIC="chat none" POLICIES="--compare ...")
 	@$(MAKE) --no-print-directory build && SEEDS="$(if $(filter command line,$(origin SEEDS)),$(SEEDS))" FROM="$(FROM)" TRAFFIC="$(TRAFFIC)" POLICIES="$(POLICIES)" test/bench/replay-table.sh
@@ -192,4 +205,4 @@ pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's pr
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-e2e test-manifests test-long long-computing long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-replicas quality replay-table replay-real replay-charts pictures libzmq
+.PHONY: help build image release test-release run check unit test test-packages test-programs test-long long-computing long-cluster long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio e2e-aigw bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-queue bench-replicas quality replay-table replay-real replay-charts pictures libzmq

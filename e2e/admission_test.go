@@ -18,7 +18,7 @@ import (
 func TestAdmission(t *testing.T) {
 	const tokens = stack.BlockSize * 600
 	s := start(t, stack.Config{Workers: 1, Speedup: 1, Blocks: 1000, KveppFlags: []string{
-		"--router-admission=working-set", "--router-queue-timeout=2s", "--shed-retry-after=7"}})
+		"--router-admission=working-set", "--router-queue-timeout=2s"}})
 	nothingLeft(t, s)
 	request := func(first, n, response int) map[string]any {
 		ids := make([]int, n)
@@ -54,7 +54,7 @@ func TestAdmission(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(a.Body), &body); err != nil || a.Status != http.StatusTooManyRequests ||
 		body.Error.Code != "no_room" || !strings.Contains(body.Error.Message, "full of conversations") ||
-		a.Header.Get("Retry-After") != "7" {
+		a.Header.Get("Retry-After") != "1" {
 		t.Errorf("a conversation without room: %d %v %s", a.Status, a.Header, a.Body)
 	}
 	if n := metric(t, s, `kvepp_rejections_total{cause="no_room"}`); n != 1 {

@@ -457,60 +457,19 @@ func TestHostileIndexers(t *testing.T) {
 	}
 }
 
-// newBroker passes messages on from any publisher to any subscriber, as Dynamo's broker does, until stop is called.
+// newBroker starts a broker of Dynamo's event plane.
 func newBroker(t *testing.T) (xsub, xpub string, stop func()) {
 	t.Helper()
-	var sockets [2]*zmq.Socket
-	var addresses [2]string
-	for i, kind := range []zmq.Type{zmq.XSUB, zmq.XPUB} {
-		socket, err := zmq.NewSocket(kind)
-		if err != nil {
-			t.Fatal(err)
-		}
-		socket.SetLinger(0)
-		if err := socket.Bind("tcp://127.0.0.1:*"); err != nil {
-			t.Fatal(err)
-		}
-		if addresses[i], err = socket.GetLastEndpoint(); err != nil {
-			t.Fatal(err)
-		}
-		sockets[i] = socket
+	xsub, xpub, stop, err := stack.StartBroker()
+	if err != nil {
+		t.Fatal(err)
 	}
-	ending, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		defer sockets[0].Close()
-		defer sockets[1].Close()
-		poller := zmq.NewPoller()
-		poller.Add(sockets[0], zmq.POLLIN)
-		poller.Add(sockets[1], zmq.POLLIN)
-		for {
-			select {
-			case <-ending:
-				return
-			default:
-			}
-			ready, err := poller.Poll(50 * time.Millisecond)
-			if err != nil {
-				continue
-			}
-			for _, from := range ready {
-				to := sockets[0]
-				if from.Socket == to {
-					to = sockets[1]
-				}
-				if frames, err := from.Socket.RecvMessageBytes(0); err == nil {
-					to.SendMessage(frames)
-				}
-			}
-		}
-	}()
-	stop = sync.OnceFunc(func() { close(ending); <-ended })
 	t.Cleanup(stop)
-	return addresses[0], addresses[1], stop
+	return xsub, xpub, stop
 }
 
-// TestBrokers: workers publish over two ZMQ brokers. kvepp hears each event once, also after one of them has gone.
+// TestBrokers: workers publish over two ZMQ brokers. kvepp hears each event once, and first tokens, also after one of
+// them has gone.
 func TestBrokers(t *testing.T) {
 	xsub, xpub, stop := newBroker(t)
 	xsub2, xpub2, _ := newBroker(t)
@@ -531,6 +490,10 @@ func TestBrokers(t *testing.T) {
 	}
 	if text, err := s.Log(); err != nil || !strings.Contains(text, "address="+xpub+";"+xpub2) {
 		t.Errorf("kvepp did not connect to the brokers (%v)", err)
+	}
+	if m["kvepp_first_tokens_noted_total"] == 0 || m["kvepp_workers_with_gauges"] != 2 {
+		t.Errorf("over the brokers %v first tokens were noted, and %v workers have loads",
+			m["kvepp_first_tokens_noted_total"], m["kvepp_workers_with_gauges"])
 	}
 	same(t, s, another(t, s), t.Name(), 6, "")
 }

@@ -78,6 +78,7 @@ func TestManifestsAreValid(t *testing.T) {
 		{"--engine=vllm", "--engine-tls", "--kvepp-address=kvepp.example:9002"},
 		{"--engine=sglang", "--secure-serving=false", "--engine-tls",
 			"--engine-ca=" + filepath.Join(certificates, "ca.crt")},
+		{"--shadow"},
 	} {
 		text, err := exec.CommandContext(t.Context(), "../bin/kvepp",
 			append([]string{"envoy", "--endpoints", endpoints}, flags...)...).Output()
@@ -420,7 +421,7 @@ func TestStreamsAreLimited(t *testing.T) {
 		stack.Config{
 			Workers:    1,
 			Speedup:    20,
-			KveppFlags: []string{"--max-streams=5", "--max-buffered-bytes=1000000", "--shed-retry-after=7"},
+			KveppFlags: []string{"--max-streams=5", "--max-buffered-bytes=1000000"},
 		},
 	)
 	nothingLeft(t, s)
@@ -435,7 +436,7 @@ func TestStreamsAreLimited(t *testing.T) {
 	refused := func(messages []stack.Message, code string) error {
 		for _, e := range []*stack.Envoy{s.Envoy, open} {
 			a, err := stack.Chat(t.Context(), http.DefaultClient, e.URL, nil, messages, false, nil)
-			if err != nil || a.Status != http.StatusTooManyRequests || a.Header.Get("retry-after") != "7" ||
+			if err != nil || a.Status != http.StatusTooManyRequests || a.Header.Get("retry-after") != "1" ||
 				a.Reason != code ||
 				!strings.HasPrefix(a.Header.Get("content-type"), "application/json") ||
 				!strings.Contains(a.Body, `"type":"overloaded_error"`) {

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -309,9 +310,11 @@ func TestLongSilence(t *testing.T) {
 	wait.Wait()
 }
 
+// manifestFiles are Envoy's configurations in which kvepp chooses. In shadow.yaml it only observes.
 func manifestFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../manifests/envoy/*.yaml")
+	files = slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == "shadow.yaml" })
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
 	}

@@ -223,7 +223,7 @@ func fileMistakes() []mistake {
 			made:  "endpoints:\n- {name: engine-a, address: \"10.0.0.1:8000\", blocksize: 16}",
 			sees:  notFollowed,
 			fix:   "Correct the line. Until then kvepp keeps the earlier endpoints.",
-			names: []string{"level=ERROR", "the earlier endpoints stay", "did you mean blockSize?"},
+			names: []string{"level=ERROR", "what it said before stays in force", "did you mean blockSize?"},
 			make: func(t *testing.T) []quote {
 				s := withEngines(t, like(1)...)
 				s.serve(s.entries())
@@ -969,7 +969,7 @@ func runTimeMistakes(right *setup) []mistake {
 				}
 				eventually(t, func() error { // kvepp must have seen responses of the engines before
 					m, err := s.Metrics(t.Context())
-					if n := m[`kvepp_engine_readings_total{outcome="without"}`]; err == nil && n < 4 {
+					if n := m[`kvepp_engine_readings_total{outcome="ok"}`]; err == nil && n < 4 {
 						err = fmt.Errorf("%v metrics pages were read", n)
 					}
 					return err

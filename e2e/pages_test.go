@@ -315,8 +315,9 @@ var notRun = []struct{ page, begins, because string }{
 	{"docs/replicas.md", "openssl ", "writes a token for the next command"},
 	{"docs/replicas.md", "kvepp serve ", "needs three machines; TestReplicas starts several processes"},
 	{"docs/envoy.md", "envoy -c ", "TestManifestsAreValid has Envoy read what kvepp envoy prints"},
-	{"docs/hybrid-models.md", "kvepp serve ... --vllm-hash-seeds", "has an ellipsis; make test-vllm runs it"},
 	{"docs/tracing.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "has an ellipsis; TestTraces runs it"},
+	{"docs/disaggregation.md", "python -m dynamo.frontend", "TestBypassThroughFrontends runs it with its own ports"},
+	{"docs/gateways.md", "kvepp check --gateway", "TestProtocol and make e2e-aigw run it with their own ports"},
 	{"docs/replay.md", "kvepp serve --record", "has an ellipsis; TestRecordAndReplay runs it"},
 	{"docs/replay.md", "kvepp replay /var/lib/kvepp", "reads what that one wrote; TestRecordAndReplay runs it"},
 }

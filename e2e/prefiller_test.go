@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -23,13 +24,15 @@ type sidecars struct {
 	mu        sync.Mutex
 	prefilled map[string][]byte // guarded by mu: by address, the latest body
 	alone     int               // guarded by mu: answers without a prefill worker
+
+	events []*publisher // of the decode engines; nil: they send none
 }
 
 func newSidecars(t *testing.T) *sidecars {
 	s := &sidecars{t: t, prefilled: map[string][]byte{}}
 	add := func(to *[]*httptest.Server, handle func(w http.ResponseWriter, r *http.Request, body []byte)) {
 		mux := http.NewServeMux() // without the engine metrics that kvepp reads
-		mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
+		mux.HandleFunc("POST /v1/", func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
 				t.Error(err)
@@ -94,12 +97,20 @@ func (s *sidecars) endpoints(prefill int) string {
 		)
 	}
 	for i, server := range s.decode {
+		events := ""
+		if s.events != nil {
+			events = fmt.Sprintf(", kvEvents: %q", s.events[i].address)
+		}
 		b += fmt.Sprintf(
-			"- {name: decode-%d, role: decode, address: %q, model: %s, blockSize: 16}\n",
+			"- {name: decode-%d, role: decode, address: %q, model: %s, blockSize: 16%s}\n",
 			i,
 			server.Listener.Addr(),
 			stack.Model,
+			events,
 		)
+	}
+	if s.events != nil {
+		b = strings.ReplaceAll(b, "blockSize: 16", fmt.Sprintf("blockSize: %d", indexerBlock))
 	}
 	return b
 }
@@ -183,4 +194,73 @@ func TestPrefillerHeader(t *testing.T) {
 	if a, prefiller, alone := ask(novel()); prefiller != "" || a.PrefillWorker != "" || alone != 1 {
 		t.Errorf("without prefill workers: %q prefilled, kvepp chose %q", prefiller, a.PrefillWorker)
 	}
+}
+
+// TestConditionalDisaggregation: stock decode engines behind sidecars. One that holds most of a prompt is told no
+// prefill worker and computes the rest. Without a prefill worker all do, and that is counted apart.
+func TestConditionalDisaggregation(t *testing.T) {
+	engines := newSidecars(t)
+	var decode []string
+	for i, server := range engines.decode {
+		decode = append(decode, server.Listener.Addr().String())
+		engines.events = append(engines.events, newPublisher(t, uint64(i+1), 0))
+	}
+	defer runtime.KeepAlive(engines.events) // a socket without references closes
+	s := start(t, stack.Config{Workers: -1, Servers: decode, Kill: true, KveppFlags: []string{"--engine=vllm",
+		"--prefiller-header", "--router-conditional-disagg"}})
+	nothingLeft(t, s)
+	if err := s.ReplaceEndpoints(engines.endpoints(2)); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range engines.events {
+		p.subscribed(1)
+	}
+	outcome := func(name string) float64 {
+		return metric(t, s, fmt.Sprintf("kvepp_conditional_total{outcome=%q}", name))
+	}
+	// ask returns the worker that answered, and whether it was told a prefill worker.
+	ask := func(prompt []int) (worker string, pair bool) {
+		t.Helper()
+		engines.seen()
+		body := fmt.Sprintf(`{"model": %q, "prompt": %s}`, stack.Model, strings.Join(strings.Fields(fmt.Sprint(prompt)),
+			","))
+		resp, err := http.Post(s.Envoy.URL+"/v1/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		prefilled, _ := engines.seen()
+		if named := resp.Header.Get("X-Kvepp-Prefill-Worker"); resp.StatusCode != http.StatusOK ||
+			(named != "") != (len(prefilled) == 1) {
+			t.Fatalf("status %d, kvepp named %q, %d prefill workers were asked", resp.StatusCode, named,
+				len(prefilled))
+		}
+		return resp.Header.Get("X-Kvepp-Worker"), len(prefilled) == 1
+	}
+	prompt := make([]int, 400)
+	for i := range prompt {
+		prompt[i] = 1000 + i
+	}
+	if _, pair := ask(prompt); !pair || outcome("ratio") != 1 {
+		t.Errorf("no decode engine holds the prompt: a prefill worker was named %v, %v counted", pair, outcome("ratio"))
+	}
+	engines.events[1].store(prompt[:320])
+	eventually(t, func() error {
+		if worker, pair := ask(prompt); pair || worker != "decode-1/0" {
+			return fmt.Errorf("%s, with a prefill worker %v", worker, pair)
+		}
+		return nil
+	})
+	if outcome("bypassed") != 1 {
+		t.Errorf("%v bypasses are counted", outcome("bypassed"))
+	}
+	if err := s.ReplaceEndpoints(engines.endpoints(0)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if _, pair := ask([]int{7, 8, 9, 10, 11}); pair || outcome("no_prefill") == 0 {
+			return fmt.Errorf("with a prefill worker %v, %v counted", pair, outcome("no_prefill"))
+		}
+		return nil
+	})
 }

@@ -36,7 +36,7 @@ func TestQueue(t *testing.T) {
 			Workers:    2,
 			Speedup:    0.5,
 			Blocks:     16384,
-			KveppFlags: []string{"--router-policy-config", file, "--shed-retry-after", "7"},
+			KveppFlags: []string{"--router-policy-config", file},
 		},
 	)
 	nothingLeft(t, s)
@@ -93,7 +93,7 @@ func TestQueue(t *testing.T) {
 			}
 			if err := json.Unmarshal([]byte(a.Body), &body); err != nil || body.Error.Code != "queue_full" ||
 				body.Error.Message == "" ||
-				a.Header.Get("Retry-After") != "7" {
+				a.Header.Get("Retry-After") != "1" {
 				t.Errorf("refused with Retry-After %q: %s", a.Header.Get("Retry-After"), a.Body)
 			}
 		default:

@@ -55,4 +55,17 @@ func TestRecordAndReplay(t *testing.T) {
 	if _, err := fmt.Sscan(strings.Fields(rest)[0], &possible); err != nil || possible < 30 {
 		t.Errorf("%v %% of the prompts are repeated, %v", possible, err)
 	}
+	// The recording has six requests, too few for a fit.
+	repeated := exec.CommandContext(t.Context(), "../bin/kvepp", "replay", file, "--compare=recorded")
+	if out, err := repeated.CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "a fit of the engines' speeds needs 10") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for how, want := range map[string]string{"--compare=recorded": "recorded: 6", "--report": "6 requests on"} {
+		repeated = exec.CommandContext(t.Context(), "../bin/kvepp", "replay", file, how, "--prefill-ms=16.5,0.015,0",
+			"--decode-ms=5,50,0")
+		if out, err := repeated.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
 }

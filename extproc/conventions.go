@@ -19,9 +19,9 @@ import (
 //
 // Source: llm-d-router v0.11, pkg/epp/metadata, pkg/common/routing.
 type Conventions struct {
-	// ClientHeaders follows the header with which a client replaces its request's model, and removes all headers that
-	// are for the picker alone.
-	ClientHeaders bool
+	// ModelHeaders replace a request's model; the first has precedence. They and PickerHeaders do not reach endpoints.
+	// In lower case.
+	ModelHeaders, PickerHeaders []string
 	// SessionHeaders name a request's session, if the headers that kvepp knows do not. In lower case.
 	SessionHeaders []string
 	// TokenHeader names, in a response, its endpoint as base64 of TokenNamespace/NAME. A request with it goes there;
@@ -39,14 +39,6 @@ const (
 	dataParallelHeader = "x-data-parallel-host-port"
 )
 
-// rewriteHeaders are those with which a client replaces its request's model. The first has precedence.
-var rewriteHeaders = []string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
-
-// pickerHeaders are the other headers of clients that are for llm-d's picker alone.
-var pickerHeaders = []string{"x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id", "x-llm-d-slo-ttft-ms",
-	"x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-video-fps", "x-llm-d-video-duration-seconds",
-	"x-llm-d-video-resolution"}
-
 // named is what a request's headers say by Conventions.
 type named struct {
 	model    string // replaces the body's; empty: it stays
@@ -56,13 +48,13 @@ type named struct {
 // readNamed reads the headers of Conventions.
 func (s *stream) readNamed(m *corev3.HeaderMap) {
 	c := &s.cfg.Conventions
-	if !c.ClientHeaders && len(c.SessionHeaders) == 0 && c.TokenHeader == "" {
+	if len(c.ModelHeaders)+len(c.SessionHeaders) == 0 && c.TokenHeader == "" {
 		return
 	}
-	preferred := len(rewriteHeaders)
+	preferred := len(c.ModelHeaders)
 	for _, v := range m.GetHeaders() {
 		name, value := strings.ToLower(v.GetKey()), strings.TrimSpace(headerValue(v))
-		if i := slices.Index(rewriteHeaders, name); c.ClientHeaders && i >= 0 && i < preferred && value != "" {
+		if i := slices.Index(c.ModelHeaders, name); i >= 0 && i < preferred && value != "" {
 			s.head.named.model, preferred = value, i
 		}
 		if name == c.TokenHeader && name != "" {

@@ -15,7 +15,8 @@ import (
 
 // TestConventions: a request with the headers of llm-d's picker, and what it gets.
 func TestConventions(t *testing.T) {
-	b := newBench(t, Config{Conventions: Conventions{ClientHeaders: true, TokenHeader: "x-session-token",
+	b := newBench(t, Config{Conventions: Conventions{ModelHeaders: []string{"x-first-model", "x-second-model"},
+		PickerHeaders: []string{"x-goal"}, TokenHeader: "x-session-token",
 		TokenNamespace: "ns", EndpointScores: true, PrimaryPort: 9000, SessionHeaders: []string{"x-conversation"}}})
 	b.pool.Update([]pool.Endpoint{
 		{Name: "a", Address: "10.0.0.1:8000", InstanceID: 1, Model: "m"},
@@ -53,13 +54,12 @@ func TestConventions(t *testing.T) {
 	}
 	do(map[string]string{"x-session-token": "no base64"})
 	do(map[string]string{"x-session-token": base64.StdEncoding.EncodeToString([]byte("ns/gone"))})
-	out := do(map[string]string{"x-gateway-model-name-rewrite": "m", "x-llm-d-model-name-rewrite": "target",
-		"x-llm-d-slo-ttft-ms": "5"})
+	out := do(map[string]string{"x-second-model": "m", "x-first-model": "target", "x-goal": "5"})
 	if !strings.Contains(string(out.Routed.Body), `"model":"target"`) ||
 		out.Routed.Set["x-data-parallel-host-port"] != "10.0.0.3:8000" {
 		t.Errorf("rewritten: %q to %v", out.Routed.Body, out.Routed.Set)
 	}
-	for _, name := range slices.Concat(rewriteHeaders, pickerHeaders) {
+	for _, name := range []string{"x-first-model", "x-second-model", "x-goal"} {
 		if !slices.Contains(out.Removed, name) {
 			t.Errorf("%s is not removed", name)
 		}
@@ -74,7 +74,7 @@ func TestConventions(t *testing.T) {
 	}
 	plain := newBench(t, Config{})
 	out, err := plain.Do(t.Context(), &extproctest.Request{Body: [][]byte{[]byte(chatBody)}, Header: map[string]string{
-		":method": "POST", ":path": "/v1/chat/completions", "x-llm-d-model-name-rewrite": "target"},
+		":method": "POST", ":path": "/v1/chat/completions", "x-first-model": "target"},
 		Upstream: response("data: [DONE]\n\n")})
 	if err != nil || string(out.Routed.Body) != chatBody || len(out.Set) != 0 {
 		t.Errorf("without conventions: %v %v", out, err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
 
@@ -30,6 +31,7 @@ type httpError struct {
 // toHTTP is the one place where errors become HTTP.
 func (c *Config) toHTTP(err error) *httpError {
 	var payload *body.Error
+	var late *router.LateError
 	switch {
 	case errors.As(err, &payload):
 		return &httpError{
@@ -76,6 +78,14 @@ func (c *Config) toHTTP(err error) *httpError {
 			code:    "cordoned",
 			message: err.Error(),
 		}
+	case errors.Is(err, router.ErrEnding):
+		return &httpError{
+			status:     http.StatusServiceUnavailable,
+			kind:       "service_unavailable",
+			code:       "shutting_down",
+			message:    err.Error(),
+			retryAfter: shedRetryAfter,
+		}
 	case errors.Is(err, router.ErrOverloaded):
 		return c.shed("overloaded", err)
 	case errors.Is(err, router.ErrNoRoom):
@@ -86,6 +96,10 @@ func (c *Config) toHTTP(err error) *httpError {
 		return c.shed("queue_timeout", err)
 	case errors.Is(err, router.ErrShed):
 		return c.shed("shed", err)
+	case errors.As(err, &late):
+		e := c.shed("deadline", err)
+		e.retryAfter = int(math.Ceil(late.Retry.Seconds()))
+		return e
 	}
 	return &httpError{
 		status:  http.StatusInternalServerError,
@@ -106,10 +120,8 @@ var headersTooLarge = &httpError{
 // bodyTooLarge answers requests whose body is above MaxBodyBytes.
 func (c *Config) bodyTooLarge() *httpError {
 	return &httpError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-		message: fmt.Sprintf(
-			"The request body is larger than %d bytes, the most that is accepted here.",
-			c.MaxBodyBytes,
-		)}
+		message: fmt.Sprintf("The request body is larger than %d bytes, the most that is accepted here.",
+			c.MaxBodyBytes)}
 }
 
 var (
@@ -120,6 +132,9 @@ var (
 // overloadedError is the type of errors that are caused by load alone.
 const overloadedError = "overloaded_error"
 
+// shedRetryAfter is the Retry-After of requests that kvepp rejects because of load, in seconds.
+const shedRetryAfter = 1
+
 // shed is the response to a request that kvepp rejects because of load.
 func (c *Config) shed(code string, err error) *httpError {
 	return &httpError{
@@ -127,7 +142,7 @@ func (c *Config) shed(code string, err error) *httpError {
 		kind:       overloadedError,
 		code:       code,
 		message:    err.Error(),
-		retryAfter: c.RetryAfter,
+		retryAfter: shedRetryAfter,
 	}
 }
 
@@ -148,9 +163,11 @@ var droppedReasons = map[string]string{
 	"no_room":             "rejected-saturated",
 	"queue_full":          "rejected-saturated",
 	"shed":                "rejected-saturated",
+	"deadline":            "rejected-saturated",
 	"too_many_requests":   "rejected-saturated",
 	"too_many_bytes":      "rejected-saturated",
 	"queue_timeout":       "rejected-ttl-expired",
+	"shutting_down":       "rejected-shutting-down",
 }
 
 // grpcCodes are the codes of HTTP statuses for clients that speak gRPC.

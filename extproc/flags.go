@@ -9,6 +9,21 @@ import (
 	"kvepp/router/budget"
 )
 
+// Values of --gateway that change what kvepp does, beside what it refuses.
+const (
+	GatewayOwn         = "own"
+	GatewayNGINX       = "nginx"
+	gatewayConformance = "conformance"
+)
+
+// Gateways are all values of --gateway.
+var Gateways = []string{GatewayOwn, "istio", "envoy-ai-gateway", "agentgateway", GatewayNGINX, gatewayConformance}
+
+// OneEndpoint reports whether the operator names a gateway that takes one endpoint only.
+func (c *Config) OneEndpoint() bool {
+	return c.Gateway != "" && c.Gateway != GatewayOwn && !c.Conformance
+}
+
 // AddFlags declares the flags, each in its section of help.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.PrefillerHeader, "prefiller-header", false,
@@ -16,17 +31,29 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"the prefill worker's address. While there is no prefill worker, decode workers serve alone")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", false,
 		"show each decision in the response as x-kvepp-* headers. They reveal the workers' names and loads to clients")
+	flags.Choice(fs, &c.Gateway, "gateway", "",
+		"`GATEWAY` before kvepp: own (an Envoy that takes several endpoints, from its first request on), istio, "+
+			"envoy-ai-gateway, agentgateway or nginx; kvepp refuses flags that it cannot serve (docs/gateways.md). "+
+			"Default: kvepp finds out whether it takes several. conformance: one in the conformance tests of the "+
+			"Gateway API Inference Extension; clients may restrict the endpoints (header "+
+			"test-epp-endpoint-selection) and see the one that answered (x-conformance-test-served-endpoint), so "+
+			"never in production",
+		Gateways...)
 	flags.Section(fs, "Headers")
+	fs.BoolVar(&c.Shadow, "shadow", false,
+		"choose nothing: compare the choices of the picker in service with kvepp's own, for an ext_proc filter with "+
+			"observability_mode: true (docs/shadow.md). With --record, \"kvepp replay\" can compare the two in full")
+	fs.Float64Var(&c.ShadowShare, "shadow-share", 1,
+		"with --shadow: the `FRACTION` of requests (0 to 1) that kvepp reads and judges, by a hash of the request id, "+
+			"if its CPU is short. It counts the load of the others by their sizes")
+	flags.Section(fs, "Shadow")
 	c.addLimits(fs)
 	flags.Section(fs, "Limits of requests")
-	fs.IntVar(&c.RetryAfter, "shed-retry-after", 1,
-		"`SECONDS` in the Retry-After header of requests that are refused because of load; 0: no header")
 	fs.IntVar(&c.OverloadStatus, "overload-status-code", 429,
 		"HTTP `STATUS` of requests that are refused because of load: 429, 503, or 529 (the default of Dynamo's "+
 			"frontend)")
 	flags.Values(fs, "overload-status-code", "429", "503", "529")
-	flags.Inherit(fs, "shed-retry-after", "DYN_EPP_SHED_RETRY_AFTER_SECS",
-		"overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE")
+	flags.Inherit(fs, "overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE")
 	flags.Section(fs, "Overload and the queue")
 }
 
@@ -44,10 +71,6 @@ func (c *Config) addLimits(fs *pflag.FlagSet) {
 			"that, kvepp answers --overload-status-code. The rest is for reading them: requests wait for it. What "+
 			"running requests hold leaves less for bodies, at most half of the three tenths. 0: a "+
 			"quarter of GOMEMLIMIT or of 7/8 of the container's memory, at most 512 MiB")
-	fs.BoolVar(&c.Conformance, "conformance", false,
-		"let clients restrict the endpoints (header test-epp-endpoint-selection) and show them the endpoint that "+
-			"answered (x-conformance-test-served-endpoint), for the conformance tests of the Gateway API Inference "+
-			"Extension; never in production")
 }
 
 // What requests may take until they are routed, in bytes. They have a quarter of Go's memory limit and the index half
@@ -59,8 +82,9 @@ const (
 	defaultMaxParsed   = 32 << 20
 )
 
-// Validate returns an error for the first setting that is out of range.
+// Validate returns an error for the first setting that is out of range, and fills Conformance.
 func (c *Config) Validate() error {
+	c.Conformance = c.Gateway == gatewayConformance
 	for _, f := range []struct {
 		name           string
 		value, example int
@@ -76,13 +100,15 @@ func (c *Config) Validate() error {
 		}
 	}
 	switch {
+	case !(c.ShadowShare >= 0 && c.ShadowShare <= 1): // also for NaN
+		return fmt.Errorf("--shadow-share %v: must be between 0 and 1, for example 0.1", c.ShadowShare)
 	case c.MaxBufferedBytes < 0 || c.MaxBufferedBytes > 0 && c.MaxBufferedBytes < minBuffered:
 		return fmt.Errorf("--max-buffered-bytes %d: must be at least %d, for example %d (0: a quarter of GOMEMLIMIT "+
 			"or of 7/8 of the container's memory, else 512 MiB)", c.MaxBufferedBytes, minBuffered, defaultMaxBuffered)
 	case c.OverloadStatus != 429 && c.OverloadStatus != 503 && c.OverloadStatus != 529:
 		return fmt.Errorf("--overload-status-code %d: must be 429, 503 or 529", c.OverloadStatus)
 	}
-	return flags.Between("shed-retry-after", c.RetryAfter, 0, 65535)
+	return nil
 }
 
 // Buffers returns what requests may take until they are routed, and the size of the largest body that kvepp reads, both

@@ -14,6 +14,7 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -69,7 +70,7 @@ func (s *script) RecvMsg(to any) error {
 	if err != nil {
 		return err
 	}
-	return Codec().Unmarshal(
+	return encoding.GetCodecV2("proto").Unmarshal(
 		mem.BufferSlice{mem.SliceBuffer(data[:len(data)/2]), mem.SliceBuffer(data[len(data)/2:])},
 		to,
 	)
@@ -93,10 +94,11 @@ func (s *script) next() *extprocv3.ProcessingRequest {
 	header := func(pairs ...string) *extprocv3.HttpHeaders {
 		h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
 		for i := 0; i < len(pairs); i += 2 {
-			h.Headers.Headers = append(
-				h.Headers.Headers,
-				&corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
-			)
+			v := &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])}
+			if kind&0x40 != 0 { // as NGINX Gateway Fabric
+				v = &corev3.HeaderValue{Key: pairs[i], Value: pairs[i+1]}
+			}
+			h.Headers.Headers = append(h.Headers.Headers, v)
 		}
 		return h
 	}
@@ -250,6 +252,8 @@ func FuzzMessageOrder(f *testing.F) {
 		{4, 33, 0, 0, 1, 0x80},                               // a response first
 		{1, 0x80, 3, 0, 7, 0, 0, 0x82, 0, 0},                 // out of order
 		{0, 0, 1, 5, 1, 5, 1, 5, 1, 5, 1, 0x83, 4, 33},       // more than is parsed
+		{0x40, 4, 1, 0x80},                                   // NGINX Gateway Fabric: in value, no path
+		{0, 0x41, 1, 1, 1, 2, 1, 0x83, 4, 33, 5, 0, 5, 0x83}, // agentgateway: the body does not wait
 	} {
 		f.Add(seed)
 	}

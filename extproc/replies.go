@@ -43,6 +43,9 @@ const (
 	prefillRankHeader = "x-dynamo-prefill-dp-rank"
 )
 
+// dynamoIDHeader is Dynamo's id of the request, if it is a UUID. Workers note the first token under it.
+const dynamoIDHeader = "x-dynamo-request-id"
+
 // prefillerHeader tells llm-d's routing sidecar, which runs before a stock decode engine, the prefill worker's address.
 const prefillerHeader = "x-prefiller-host-port"
 
@@ -101,10 +104,7 @@ func (d direction) streamed(piece *extprocv3.StreamedBodyResponse) *extprocv3.Pr
 // appendBody appends the messages that relay one piece of a body, in pieces of at most maxChunk bytes. The bytes are
 // not copied. An empty piece is one message: it may carry the end of the stream.
 func appendBody(
-	out []*extprocv3.ProcessingResponse,
-	d direction,
-	body []byte,
-	end bool,
+	out []*extprocv3.ProcessingResponse, d direction, body []byte, end bool,
 ) []*extprocv3.ProcessingResponse {
 	for {
 		piece := body[:min(len(body), maxChunk)]
@@ -144,14 +144,14 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		value, header string
 		aliases       []string
 	}
-	lines := []line{
-		{s.endpoints(d), endpointHeader, nil},
-		{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases},
+	lines := []line{{s.endpoints(d), endpointHeader, nil}}
+	if !d.InBody {
+		lines = append(lines, line{strconv.FormatUint(d.InstanceID, 10), workerHeader, workerAliases})
 	}
 	if s.cfg.PrimaryPort > 0 {
 		lines = append(lines, line{d.Address, dataParallelHeader, nil})
 	}
-	if !d.RankByAddress {
+	if !d.RankByAddress && !d.InBody {
 		lines = append(lines, line{strconv.FormatUint(uint64(d.Rank), 10), rankHeader, rankAliases})
 	}
 	if x := d.Prefill; x != nil {
@@ -167,10 +167,8 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 	}
 	name := func(header, value string) { mutation.SetHeaders = append(mutation.SetHeaders, set(header, value)) }
 	ours := func(header string) bool {
-		return slices.ContainsFunc(
-			mutation.SetHeaders,
-			func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header },
-		)
+		return slices.ContainsFunc(mutation.SetHeaders,
+			func(o *corev3.HeaderValueOption) bool { return o.Header.Key == header })
 	}
 	for _, l := range lines {
 		name(l.header, l.value)
@@ -179,6 +177,12 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 		for _, alias := range l.aliases {
 			name(alias, l.value)
 		}
+	}
+	if s.decisionName != "" {
+		name(repeatHeader, s.decisionName)
+	}
+	if d.FirstTokenID != "" {
+		name(dynamoIDHeader, d.FirstTokenID)
 	}
 	if s.head.idGenerated {
 		mutation.SetHeaders = append(mutation.SetHeaders, set("x-request-id", s.head.id))
@@ -204,10 +208,8 @@ func (s *stream) headerMutation(d *router.Decision) *extprocv3.HeaderMutation {
 
 // withheld appends the client's headers that the endpoint must not see.
 func (s *stream) withheld(to []string) []string {
-	to = append(append(append(to, protectedHeaders...), body.ObjectiveHeaders...), s.head.overrides...)
-	if s.cfg.ClientHeaders {
-		to = append(append(to, rewriteHeaders...), pickerHeaders...)
-	}
+	to = append(append(append(to, protectedHeaders...), body.ObjectiveHeaders...), s.head.unwanted...)
+	to = append(append(to, s.cfg.ModelHeaders...), s.cfg.PickerHeaders...)
 	if s.cfg.Frontends {
 		to = append(to, body.SessionHeaders...)
 	}

@@ -12,6 +12,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"kvepp/internal/metrics/metricstest"
+	"kvepp/pool"
 	"kvepp/router"
 	"kvepp/scoring"
 )
@@ -76,6 +77,49 @@ func TestPrefillEndsWithContent(t *testing.T) {
 		if got := b.load(); got != (scoring.Load{}) {
 			t.Errorf("%s: %+v at the end", c.name, got)
 		}
+	}
+}
+
+// A compressed response begins with its header. If the worker notes first tokens, the prefill ends with the note, but
+// not if another endpoint answered, which notes none.
+func TestCompressedPrefillEndsWithNote(t *testing.T) {
+	b := newBench(t, Config{})
+	noting := benchEndpoints[0]
+	noting.LoadChannels = []pool.EventChannel{{FirstTokens: true}}
+	b.pool.Update([]pool.Endpoint{noting})
+	notes := new(router.FirstTokens)
+	for _, c := range []struct {
+		name, status string
+		heard, other bool
+		waits        bool
+	}{
+		{name: "no note was heard so far", status: "200"},
+		{name: "another was heard", status: "200", heard: true, waits: true},
+		{name: "an error", status: "500", heard: true},
+		{name: "another endpoint answered", status: "200", heard: true, other: true},
+	} {
+		if c.heard {
+			notes.Noted([]byte("another"))
+		}
+		x := b.running(t, router.Config{FirstTokens: notes}, chatBody)
+		if c.other {
+			b.pool.Update([]pool.Endpoint{noting, benchEndpoints[1]})
+			x.router.Reconcile(x.route, "10.0.0.2:8000", 1)
+		}
+		waiting := b.load().PrefillTokens
+		x.observe(&effect{Status: c.status, ContentType: "text/event-stream", ContentEncoding: "gzip"})
+		for range 2 {
+			x.observe(&effect{Body: []byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")})
+			if got := b.load().PrefillTokens; got != 0 && !c.waits || got != waiting && c.waits {
+				t.Errorf("%s: after a gzip header %d of %d tokens wait", c.name, got, waiting)
+			}
+		}
+		notes.Noted([]byte(x.route.FirstTokenID))
+		if got := b.load(); got.PrefillTokens != 0 || got.Requests != 1 {
+			t.Errorf("%s: %+v after the note", c.name, got)
+		}
+		x.observe(&effect{Body: []byte("content")})
+		x.end(t.Context())
 	}
 }
 

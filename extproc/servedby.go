@@ -3,10 +3,12 @@ package extproc
 import (
 	"context"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/peer"
 
 	"kvepp/router"
 )
@@ -26,7 +28,7 @@ func (x *exchange) reconcile(e *effect) {
 		return
 	}
 	level := slog.LevelDebug
-	if x.moved.first(x.route.Address, outcome) {
+	if x.moved.add(move{x.route.Address, outcome}) {
 		level = slog.LevelWarn
 	}
 	servedBy := &x.route.ServedBy
@@ -91,29 +93,71 @@ func showServingWorker(messages []*extprocv3.ProcessingResponse, serving, chosen
 	}
 }
 
-// loggedMoves remembers the chosen endpoints, by address, for which kvepp has logged that another one answered. The
-// zero value is empty. Safe for concurrent use.
-type loggedMoves struct {
-	mu     sync.Mutex
-	logged map[moveKey]bool // guarded by mu; at most maxLoggedMoves
+// move is what is logged once when another endpoint than the chosen one answered.
+type move struct{ address, outcome string }
+
+// seenSet is a set that forgets all its keys when it has maxSeen. The zero value is empty. Safe for concurrent use.
+type seenSet[K comparable] struct {
+	mu   sync.Mutex
+	keys map[K]bool // guarded by mu
 }
 
-type moveKey struct{ address, outcome string }
+// maxSeen bounds the memory.
+const maxSeen = 1024
 
-// maxLoggedMoves bounds the memory. Beyond it kvepp forgets all, and logs them again.
-const maxLoggedMoves = 1024
-
-// first reports whether this is the first request of its kind.
-func (l *loggedMoves) first(address, outcome string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	key := moveKey{address, outcome}
-	if l.logged[key] {
+// add reports whether the key is new.
+func (s *seenSet[K]) add(key K) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys[key] {
 		return false
 	}
-	if l.logged == nil || len(l.logged) >= maxLoggedMoves {
-		l.logged = map[moveKey]bool{}
+	if s.keys == nil || len(s.keys) >= maxSeen {
+		s.keys = map[K]bool{}
 	}
-	l.logged[key] = true
+	s.keys[key] = true
 	return true
+}
+
+func (s *seenSet[K]) has(key K) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.keys[key]
+}
+
+func (s *seenSet[K]) remove(key K) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, key)
+}
+
+// learnLists remembers whether a response shows that the proxy takes several endpoints: it says which one served
+// (override_host) and after how many attempts. Others take a list for one address, and all their requests would fail:
+// if one fails so, another proxy may have come to this host.
+func (x *exchange) learnLists(e *effect) {
+	switch {
+	case e.Status == "" || x.route == nil || len(x.route.Fallbacks) == 0:
+	case x.takesLists:
+		if e.ServedBy == "" && e.Status >= "500" {
+			x.listTakers.remove(x.proxy)
+		}
+	case e.ServedBy != "" && e.Tries > 0:
+		x.listTakers.add(x.proxy)
+	case e.OfEndpoint:
+		x.note("--fallback-endpoints: the proxy does not say which endpoint served a request after how many " +
+			"attempts, so it may not take several endpoints; kvepp names it one (docs/gateways.md)")
+	}
+}
+
+// proxyOf returns the host that a stream comes from; "": unknown.
+func proxyOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(p.Addr.String())
+	if err != nil {
+		return p.Addr.String()
+	}
+	return host
 }

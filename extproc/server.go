@@ -4,14 +4,17 @@
 // HTTP. It never decides where a request goes, nor what replaces its body; package router does both. In a response it
 // changes only the model's name, if the router renamed it.
 //
-// Concurrency: a Server serves any number of streams; each stream is one goroutine and shares nothing with the others.
+// Concurrency: a Server serves any number of streams; each stream is one goroutine. Streams share what is locked in
+// Server, and a decision that is repeated, which no one changes any more.
 //
 // Sources: Gateway API Inference Extension, proposal 004-endpoint-picker-protocol; Envoy's external_processor.proto.
 package extproc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"hash/maphash"
 	"io"
 	"log/slog"
 	"net/http"
@@ -43,9 +46,13 @@ type Config struct {
 	// DecisionHeaders adds the decision to the response as x-kvepp-* headers, for people and tests. It tells clients
 	// the workers' names and loads.
 	DecisionHeaders bool
+	// Gateway is the proxy before kvepp as the operator names it; "": kvepp finds out what it takes.
+	Gateway string
 	// Conformance lets clients restrict the endpoints, and shows them the endpoint that answered, for the conformance
 	// tests of the Gateway API Inference Extension: see conformance.go.
 	Conformance bool
+	// TenantHeader is as in router.Config.
+	TenantHeader string
 	// IgnoreHints removes Dynamo's hint headers from requests, so that frontends ignore them as the router does.
 	IgnoreHints bool
 	// Frontends: the endpoints are Dynamo's frontends in direct mode. They get no session headers.
@@ -68,8 +75,10 @@ type Config struct {
 	Tracer *tracing.Tracer
 	// AccessLog gets a line for each request that has ended; nil: there is no access log. It must not block.
 	AccessLog *slog.Logger
-	// RetryAfter is in their Retry-After header, in seconds. 0: they have none.
-	RetryAfter int
+	// Shadow: the proxy's filter is in observability mode, and another picker routes the requests. kvepp answers
+	// nothing, and compares that picker's choices with its own, for ShadowShare of the requests, 0..1.
+	Shadow      bool
+	ShadowShare float64
 	Conventions
 }
 
@@ -86,11 +95,16 @@ type Server struct {
 	panics, refusals loglimit.Limiter
 	// tooLargeLogged: a body above MaxParseBytes was logged.
 	tooLargeLogged atomic.Bool
-	moved          loggedMoves
+	moved          seenSet[move]   // logged responses of other endpoints than the chosen ones
+	listTakers     seenSet[string] // hosts of proxies that take several endpoints
+	open           openDecisions
 }
 
 // Streams returns how many requests kvepp follows.
 func (s *Server) Streams() int { return int(s.streams.Load()) }
+
+// RefuseWaiting refuses the requests that wait for a worker, because kvepp ends.
+func (s *Server) RefuseWaiting() { s.router.RefuseWaiting() }
 
 // HeldBytes returns the memory in bytes of requests that are not routed yet: their bodies, and what reading them takes.
 func (s *Server) HeldBytes() int { return s.cfg.Memory.Used() }
@@ -113,13 +127,33 @@ func NewServer(cfg Config, r *router.Router, m *metrics.Metrics, log *slog.Logge
 		cfg.Memory = budget.New(0)
 	}
 	m.InitRejections(causeStreams, causeHeldBytes)
-	return &Server{cfg: cfg, router: r, metrics: m, log: log}
+	s := &Server{cfg: cfg, router: r, metrics: m, log: log,
+		open: openDecisions{seed: maphash.MakeSeed(), byName: map[string]*answered{}}}
+	if cfg.Shadow {
+		s.initShadow()
+	}
+	return s
 }
 
 // Export exports what is read at each scrape. Call it once.
 func (s *Server) Export() {
 	metrics.Gauge(s.metrics, metrics.Streams, s.Streams)
 	metrics.Gauge(s.metrics, metrics.HeldBytes, s.HeldBytes)
+}
+
+// incoming is a message from Envoy, and whether there is room for it.
+type incoming struct {
+	*extprocv3.ProcessingRequest
+	of      *exchange
+	refused *httpError // why the message may not be received; nil: it may
+}
+
+// Receiving implements connlimit.Receiver.
+func (in *incoming) Receiving(bytes int) error {
+	if in.refused = in.of.admit(bytes); in.refused != nil {
+		return status.Error(codes.ResourceExhausted, in.refused.message)
+	}
+	return nil
 }
 
 // exchange is one stream, and its effects outside the state machine.
@@ -129,6 +163,8 @@ type exchange struct {
 	in             incoming
 	route          *router.Route // set while the request is booked
 	usage          *body.UsageReader
+	judged         bool   // in shadow: the request is counted as judged or not
+	repeating      bool   // the decision is another stream's, which counts the request
 	code           string // what kvepp_requests_total counts
 	upstreamStatus string // code, if the proxy reported it: the response came from the endpoint or the proxy
 
@@ -143,23 +179,31 @@ type exchange struct {
 	prefillReported bool          // the route knows that the prefill has ended
 	held            int           // this stream's share of Memory, in bytes
 	began           time.Time     // when the stream began
+	proxy           string        // its host
 	responseBytes   int           // bytes of the response's body
+}
+
+// exchange returns that of a new stream.
+func (s *Server) exchange(ctx context.Context) *exchange {
+	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now(), proxy: proxyOf(ctx)}
+	x.in.of = x
+	x.takesLists = s.cfg.Gateway == GatewayOwn || s.listTakers.has(x.proxy)
+	return x
 }
 
 // Process serves one HTTP request.
 func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err error) {
-	x := &exchange{Server: s, stream: stream{cfg: &s.cfg}, code: "none", began: time.Now()}
-	x.in.of = x
+	x := s.exchange(envoy.Context())
 	defer func() { // runs last: x.end may panic too
 		if p := recover(); p != nil {
 			s.panics.Log(s.log, slog.LevelError, "panic in a stream", "panic", p, "stack", string(debug.Stack()))
 			err = status.Error(codes.Internal, "kvepp: internal error")
 		}
 	}()
+	streams, most := s.streams.Add(1), int64(s.cfg.MaxStreams)
+	defer s.streams.Add(-1) // after end: all requests are counted when no stream is left
 	// The one place where a booking ends, for every end of the stream: end of stream, reset, cancel, panic.
 	defer func() { x.end(envoy.Context()) }()
-	defer s.streams.Add(-1)
-	streams, most := s.streams.Add(1), int64(s.cfg.MaxStreams)
 	full := most > 0 && streams > most
 	if full && streams > 2*most { // too many even for HTTP responses
 		s.metrics.Rejection(causeStreams)
@@ -168,7 +212,8 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 	// kvepp answers each message before it reads the next, so that HTTP/2's flow control holds back what is not sent on
 	// yet: a slow reader slows the writer down, and a stream holds no more than its request's body.
 	for {
-		err := envoy.RecvMsg(x.in.next())
+		x.in.ProcessingRequest = new(extprocv3.ProcessingRequest)
+		err := envoy.RecvMsg(&x.in)
 		refused := x.in.refused
 		if err != nil && (refused == nil || x.phase > collect) {
 			return x.notReceived(err)
@@ -177,7 +222,6 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		if refused == nil {
 			e = x.step(x.in.ProcessingRequest)
 		}
-		x.in.declared = x.head.length
 		if x.Server.cfg.Tracer != nil && x.span == nil && x.phase != awaitHeaders {
 			x.beginSpan(envoy.Context())
 		}
@@ -191,18 +235,11 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 		case refused == nil && !x.hold():
 			e.Refuse = s.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
 		}
-		switch {
-		case e.Refuse != nil:
-			e = x.refuse(e.Refuse)
-		case e.Ask:
-			e = x.ask(envoy.Context())
-		}
-		if x.phase != collect {
-			x.in.release()
-		}
+		e = x.act(envoy.Context(), e)
 		if e.ServedBy != "" && x.route != nil {
 			x.reconcile(&e)
 		}
+		x.learnLists(&e)
 		for _, m := range e.Send {
 			if err := envoy.Send(m); err != nil {
 				x.observe(&e) // the response has begun all the same
@@ -219,6 +256,21 @@ func (s *Server) Process(envoy extprocv3.ExternalProcessor_ProcessServer) (err e
 			return nil
 		}
 	}
+}
+
+// act does what a step asks for before its messages are sent.
+func (x *exchange) act(ctx context.Context, e effect) effect {
+	switch {
+	case e.Unjudged != "":
+		x.unjudged(e.Unjudged)
+	case x.Server.cfg.Shadow:
+		x.actInShadow(ctx, &e)
+	case e.Refuse != nil:
+		return x.refuse(e.Refuse)
+	case e.Ask:
+		return x.ask(ctx)
+	}
+	return e
 }
 
 // notReceived returns the stream's error after a message could not be received.
@@ -257,23 +309,13 @@ func (x *exchange) admit(bytes int) *httpError {
 	return x.turnAway(causeHeldBytes, "too_many_bytes", errTooManyBytes)
 }
 
-// What hold counts for a piece of a body, besides its bytes, and for a request's headers.
-const (
-	pieceBytes = 64
-	headBytes  = 4 << 10 // headers up to this size do not count: a stream itself takes more
-)
+// headBytes is the size up to which hold does not count a request's headers: a stream itself takes more.
+const headBytes = 4 << 10
 
 // hold accounts for the memory of the stream's request body and headers. It returns false if all streams together
 // exceed the budget.
 func (x *exchange) hold() bool {
-	now := 0
-	if x.size > 0 {
-		now = x.size
-		if !x.joined {
-			now = max(now, x.in.reserved)
-		}
-		now += len(x.chunks) * pieceBytes
-	}
+	now := cap(x.body)
 	if x.phase == collect && x.head.bytes > headBytes {
 		now += x.head.bytes
 	}
@@ -299,17 +341,8 @@ func (x *exchange) refuse(e *httpError) effect {
 	x.code, x.refusal = strconv.Itoa(e.status), e.code
 	x.span.Fail(e.code)
 	x.router.Refused(e.status)
-	x.log.Debug(
-		"request refused",
-		"request_id",
-		router.Clip(x.head.id),
-		"path",
-		router.Clip(x.head.path),
-		"status",
-		e.status,
-		"error",
-		e.message,
-	)
+	x.log.Debug("request refused",
+		"request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path), "status", e.status, "error", e.message)
 	return x.refused(e)
 }
 
@@ -317,6 +350,11 @@ func (x *exchange) refuse(e *httpError) effect {
 func (x *exchange) ask(ctx context.Context) effect {
 	if x.head.id == "" {
 		x.head.id, x.head.idGenerated = router.NewRequestID(), true
+	}
+	if first := x.open.repeated(x.head.decisionName, func() uint64 {
+		return x.digest(x.open.seed, x.head.endpoint)
+	}); first != nil {
+		return x.repeat(first)
 	}
 	req := x.request()
 	if req.BodylessReason == router.ReasonBodyTooLarge {
@@ -337,19 +375,8 @@ func (x *exchange) ask(ctx context.Context) effect {
 		e := x.Server.cfg.toHTTP(err)
 		if e.status >= 500 && e.kind != overloadedError { // overload may cause thousands a second
 			path, _, _ := strings.Cut(x.head.path, "?") // clients put keys into queries
-			x.refusals.Log(
-				x.log,
-				slog.LevelWarn,
-				"request refused",
-				"request_id",
-				router.Clip(x.head.id),
-				"path",
-				router.Clip(path),
-				"status",
-				e.status,
-				"error",
-				err,
-			)
+			x.refusals.Log(x.log, slog.LevelWarn, "request refused", "request_id", router.Clip(x.head.id), "path",
+				router.Clip(path), "status", e.status, "error", err)
 		} else {
 			x.log.Debug("request refused", "request_id", router.Clip(x.head.id), "path", router.Clip(x.head.path),
 				"status", e.status, "error", err)
@@ -364,6 +391,9 @@ func (x *exchange) ask(ctx context.Context) effect {
 		x.Server.cfg.Memory.Held.Add(len(x.replacement) - x.held)
 		x.held = len(x.replacement)
 	}
+	x.decisionName = rand.Text()
+	x.open.add(x.decisionName, &answered{decision: &route.Decision, token: x.token,
+		digest: x.digest(x.open.seed, x.endpoints(&route.Decision))})
 	e := x.routed(&route.Decision)
 	x.head = x.head.kept()
 	return e
@@ -415,6 +445,7 @@ func (x *exchange) follow() {
 	stream := x.usage != nil && x.usage.Streaming()
 	switch {
 	case x.prefillReported:
+	case x.usage == nil && x.code == "200" && x.route.AwaitsNote(): // a compressed response begins with its header
 	case stream && !x.usage.SawContent() && x.route.Prefill == nil: // the worker still prefills
 	case stream && x.code == "200":
 		x.route.MarkPrefillCompleted()
@@ -477,15 +508,23 @@ func (x *exchange) end(ctx context.Context) {
 	if x.span != nil {
 		defer x.endSpan()
 	}
-	if x.phase != awaitHeaders {
+	if x.phase != awaitHeaders && !x.repeating {
 		x.metrics.Request(x.code)
 		if x.Server.cfg.AccessLog != nil {
 			defer x.logAccess() // runs last, even if the rest panics
 		}
 	}
+	if x.Server.cfg.Shadow && x.phase != awaitHeaders {
+		x.unjudged(router.ShadowUnserved) // unless it is counted
+	}
 	if x.route == nil {
 		return
 	}
+	if x.Server.cfg.Shadow && x.code == "200" && !x.complete && x.responseBytes == 0 {
+		x.router.Unjudged(noResponseBody)
+		x.advise(noResponseBody, x.route.Address)
+	}
+	x.open.remove(x.decisionName)
 	if x.complete && x.code == "200" && x.usage != nil && x.usage.Streaming() {
 		x.route.LearnOutput(x.generated())
 	}
@@ -508,6 +547,8 @@ func (x *exchange) end(ctx context.Context) {
 		}
 		if response.Tokens = max(x.generated(), u.CompletionTokens); ok && u.HasCached {
 			response.CachedTokens = u.CachedTokens
+		}
+		if ok && u.HasCached && x.route.Compares() {
 			x.metrics.Reported.Add(float64(u.CachedTokens))
 			x.metrics.PredictedOfReported.Add(float64(x.route.PredictedCachedTokens))
 			x.log.Debug("request ended", "request_id", x.head.id, "status", x.code, "prompt_tokens", u.PromptTokens,

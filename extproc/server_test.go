@@ -16,7 +16,6 @@ import (
 
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc"
 
 	"kvepp/extproc/extproctest"
 	"kvepp/indexer"
@@ -65,7 +64,7 @@ func newBench(t testing.TB, cfg Config) *bench {
 		log,
 	)
 	b.server = NewServer(cfg, b.router, b.metrics, log)
-	b.Envoy = extproctest.Serve(t, b.server, grpc.ForceServerCodecV2(Codec()))
+	b.Envoy = extproctest.Serve(t, b.server)
 	return b
 }
 
@@ -405,9 +404,9 @@ func TestOverload(t *testing.T) {
 		status int
 		after  string
 	}{
-		{Config{RetryAfter: 1}, 429, "1"},
-		{Config{RetryAfter: 30, OverloadStatus: 529}, 529, "30"},
-		{Config{OverloadStatus: 503}, 503, ""},
+		{Config{}, 429, "1"},
+		{Config{OverloadStatus: 529}, 529, "1"},
+		{Config{OverloadStatus: 503}, 503, "1"},
 	} {
 		b := newBench(t, c.cfg)
 		none := uint64(0)
@@ -439,11 +438,23 @@ func TestOverload(t *testing.T) {
 func TestErrorsOfLoad(t *testing.T) {
 	for err, code := range map[error]string{router.ErrOverloaded: "overloaded", router.ErrQueueFull: "queue_full",
 		router.ErrQueueTimeout: "queue_timeout", router.ErrShed: "shed", router.ErrNoRoom: "no_room"} {
-		cfg := Config{OverloadStatus: 503, RetryAfter: 3}
-		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 3 ||
+		cfg := Config{OverloadStatus: 503}
+		if e := cfg.toHTTP(fmt.Errorf("because: %w", err)); e.status != 503 || e.code != code || e.retryAfter != 1 ||
 			e.kind != overloadedError ||
 			e.message == "" {
 			t.Errorf("%v: %+v", err, e)
+		}
+	}
+}
+
+// TestRefusedForADeadline: the client is told after how many whole seconds its deadline could be met, or nothing if
+// never.
+func TestRefusedForADeadline(t *testing.T) {
+	for retry, want := range map[time.Duration]int{0: 0, time.Millisecond: 1, 2500 * time.Millisecond: 3} {
+		cfg := Config{OverloadStatus: 429}
+		e := cfg.toHTTP(fmt.Errorf("because: %w", &router.LateError{Within: time.Second, Retry: retry}))
+		if e.status != 429 || e.code != "deadline" || e.retryAfter != want || droppedReasons[e.code] == "" {
+			t.Errorf("%v: %+v", retry, e)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 package extproc
 
 import (
-	"bytes"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,9 +16,9 @@ import (
 	"kvepp/router/eject"
 )
 
-// maxChunk is the most body bytes in one message to Envoy. Source: endpoint-picker protocol, reference implementation;
-// several proxies cap a gRPC message at 64 KiB.
-const maxChunk = 62000
+// maxChunk is the most body bytes in one message to Envoy: a message then fits into gRPC's buffers of 32 KiB. The next
+// ones have 1 MiB, and it clears them whole at each use. Several proxies cap a message at 64 KiB.
+const maxChunk = 32000
 
 // maxHeaderBytes bounds the names and values of a request's headers. Envoy's default limit is 60 KiB.
 const maxHeaderBytes = 512 << 10
@@ -65,11 +65,9 @@ type stream struct {
 	head           head
 	bodylessReason router.Reason    // why kvepp decides without the body; "": it decides with it
 	replyPlace     replyPlace       // in which message kvepp sends the decision
-	chunks         [][]byte         // request body as received, in order; none is empty
-	size           int              // bytes in chunks
-	joined         bool             // chunks were joined into one copy
-	bodySeen       int              // bytes of the request body received, including those no longer in chunks
-	replacement    []byte           // body that goes upstream in place of chunks; nil: chunks go
+	body           []byte           // what has come of the request body and waits for the decision
+	bodySeen       int              // bytes of the request body received, including those no longer in body
+	replacement    []byte           // body that goes upstream in place of the client's; nil: the client's goes
 	forward        tracing.Context  // trace context for upstream; empty: the client's stays
 	ended          bool             // the request is complete, by an end-of-stream flag or by trailers
 	endPiece       bool             // the last piece of the body ended the request, and needs a response
@@ -81,6 +79,8 @@ type stream struct {
 	decision       *router.Decision // set when routed; response headers show it if cfg says so
 	token          string           // identifies the request in the metadata for the proxy's access log; "": none
 	complete       bool             // the whole response has come
+	decisionName   string           // value of repeatHeader; "": none
+	takesLists     bool             // the proxy takes several endpoints
 }
 
 // head is what routing needs of the request headers.
@@ -88,6 +88,7 @@ type head struct {
 	named       named
 	path, id    string
 	idGenerated bool // the client sent no request id; kvepp made one
+	namesDynamo bool // the client sent dynamoIDHeader
 	subset      *subset
 	hints       body.Hints
 	length      int             // content-length; -1: the client did not say how long the body is
@@ -97,7 +98,9 @@ type head struct {
 	grpc        bool     // gRPC
 	encoded     bool     // the body is compressed
 	bytes       int      // of all names and values
-	overrides   []string // names of the client's headers with overridePrefix
+	unwanted    []string // names of headers that kvepp removes from this request, because it has them
+	// decisionName and endpoint are what an earlier call for the same request has set, or forged; "": none.
+	decisionName, endpoint string
 }
 
 // effect is what one step asks the server to do: first Ask, which yields further messages, then Send in order, then the
@@ -125,6 +128,8 @@ type effect struct {
 	Body []byte
 	// Close: the stream is over; the server returns.
 	Close bool
+	// Unjudged is why kvepp cannot judge a request in shadow; "" otherwise.
+	Unjudged string
 	// Note is a name for something unusual that was tolerated, for a log line; "" otherwise.
 	Note string
 }
@@ -134,10 +139,12 @@ func (s *stream) step(in *extprocv3.ProcessingRequest) effect {
 	switch {
 	case s.phase == closed:
 		return effect{Close: true}
-	case in.GetObservabilityMode():
+	case in.GetObservabilityMode() && !s.cfg.Shadow:
 		// "The server should not respond to this message, as any responses will be ignored" (external_processor.proto):
 		// kvepp cannot decide anything.
-		return effect{Note: "observability_mode: kvepp cannot route requests that it may not answer"}
+		return effect{Unjudged: notShadow, Close: true}
+	case s.cfg.Shadow && !in.GetObservabilityMode():
+		return effect{Unjudged: notObserved, Close: true} // the proxy goes on without kvepp
 	}
 	switch m := in.Request.(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
@@ -193,7 +200,10 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 		return effect{Note: "request headers twice, or after the response"}
 	}
 	e := effect{Note: s.learnModes(in)}
-	s.head = readHead(h.GetHeaders(), s.cfg.Tracer != nil)
+	if s.cfg.Shadow { // Envoy does not say the modes in observability mode, and kvepp answers in none
+		e.Note, s.requestMode, s.responseMode = "", fullDuplex, fullDuplex
+	}
+	s.head = readHead(h.GetHeaders(), s.cfg)
 	s.readNamed(h.GetHeaders())
 	s.head.subset = readSubset(in.GetMetadataContext())
 	if s.cfg.Conformance {
@@ -201,10 +211,9 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 			s.head.subset = selection
 		}
 	}
-	s.noTrailers = strings.HasPrefix(
-		in.GetAttributes()[attributesNamespace].GetFields()[protocolAttribute].GetStringValue(),
-		"HTTP/1",
-	)
+	protocol := in.GetAttributes()[attributesNamespace].GetFields()[protocolAttribute].GetStringValue()
+	s.noTrailers = strings.HasPrefix(protocol, "HTTP/1")
+	s.takesLists = s.takesLists || protocol != "" // only configurations that retry ask for this attribute
 	s.ended = h.GetEndOfStream()
 	s.phase = collect
 	switch {
@@ -217,6 +226,9 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 	case s.ended:
 		// "If true, then there is no message body associated with this request" (external_processor.proto).
 		s.bodylessReason = router.ReasonNoBody
+		e.Ask = true
+	case s.cfg.Shadow && !s.cfg.sampled(s.head.id):
+		s.bodylessReason = router.ReasonNotSampled
 		e.Ask = true
 	case s.head.opaque || !body.Reads(s.head.path):
 		// kvepp does not read the body, so it does not wait for it: on a WebSocket or a gRPC stream client and server
@@ -254,7 +266,7 @@ func (s *stream) requestHeaders(in *extprocv3.ProcessingRequest, h *extprocv3.Ht
 // with trailers twice if it may retry (envoyproxy/envoy#46095). So the request must have ended without trailers, or its
 // protocol has none.
 func (s *stream) mayRetry() bool {
-	return s.noTrailers || s.ended && !s.trailers && s.replyPlace != inTrailers
+	return s.takesLists && (s.noTrailers || s.ended && !s.trailers && s.replyPlace != inTrailers)
 }
 
 // needsBody reports whether engines refuse the request without a body. kvepp then refuses an empty body like any other
@@ -287,21 +299,32 @@ func (s *stream) requestBody(b *extprocv3.HttpBody) effect {
 		}
 		return effect{Send: s.relayBody(requestDirection, s.requestMode, b)}
 	}
-	s.size += len(b.GetBody())
-	s.chunks = appendPiece(s.chunks, b.GetBody())
+	s.gather(b.GetBody())
 	if s.requestMode == bufferedPartial && !s.ended {
 		// "If the body exceeds the configured buffer limit, then the body contents up to the buffer limit will be sent"
 		// (processing_mode.proto). Trailers to come would look the same.
 		s.bodylessReason = router.ReasonBodyCut
 	}
-	return effect{Ask: s.ended || s.holds() || s.size > s.cfg.MaxParseBytes}
+	return effect{Ask: s.ended || s.holds() || len(s.body) > s.cfg.MaxParseBytes}
+}
+
+// gather appends a piece to the body. There is room at once for the length that the headers declare, but at most for
+// four times what has come, so that a client cannot reserve memory by content-length alone.
+func (s *stream) gather(piece []byte) {
+	size := len(s.body) + len(piece)
+	switch {
+	case len(s.body) == 0 && (s.ended || size >= s.head.length):
+		s.body = piece // most likely the whole body
+		return
+	case size > cap(s.body):
+		s.body = slices.Grow(s.body, max(size, min(s.head.length, 4*size))-len(s.body))
+	}
+	s.body = append(s.body, piece...)
 }
 
 // relayBody answers a piece of a body without a change.
 func (s *stream) relayBody(
-	d direction,
-	mode filterv3.ProcessingMode_BodySendMode,
-	b *extprocv3.HttpBody,
+	d direction, mode filterv3.ProcessingMode_BodySendMode, b *extprocv3.HttpBody,
 ) []*extprocv3.ProcessingResponse {
 	switch mode {
 	case fullDuplex:
@@ -342,40 +365,26 @@ func (s *stream) requestTrailers() effect {
 	return effect{Ask: true}
 }
 
-// smallBody is the size up to which kvepp joins the pieces of a body without reserving memory.
-const smallBody = 16 << 10
-
-// join joins the pieces of the body, and returns it. It does not copy a single piece.
-func (s *stream) join() []byte {
-	if len(s.chunks) > 1 {
-		s.chunks = [][]byte{bytes.Join(s.chunks, nil)} // drop the pieces: hold one copy, not two
-		s.joined = true
-	}
-	return s.chunks[0]
-}
-
 // request returns the request for the router.
 func (s *stream) request() *router.Request {
 	r := &router.Request{ID: s.head.id, Path: s.head.path, Hints: s.head.hints, BodylessReason: s.bodylessReason,
 		Rewrite: s.head.named.model, Endpoint: s.head.named.endpoint, EndpointSoft: s.cfg.TokenSoft,
-		ResponseUnseen: s.responseMode == filterv3.ProcessingMode_NONE}
+		ResponseUnseen: s.responseMode == filterv3.ProcessingMode_NONE, NamesDynamo: s.head.namesDynamo}
 	if s.head.subset != nil {
 		r.Allowed = s.head.subset.allows
 	}
 	switch {
 	case s.bodylessReason == router.ReasonNoBody:
 	case s.bodylessReason != "":
-		r.BodyBytes = max(s.size, min(s.head.length, maxDeclared))
-	case s.size == 0 && s.needsBody():
+		r.BodyBytes = max(len(s.body), min(s.head.length, maxDeclared))
+	case len(s.body) == 0 && s.needsBody():
 		r.Body = []byte{}
-	case s.size == 0:
+	case len(s.body) == 0:
 		r.BodylessReason = router.ReasonNoBody
-	case s.size > s.cfg.MaxParseBytes:
-		r.BodylessReason, r.BodyBytes = router.ReasonBodyTooLarge, s.size
-	case len(s.chunks) > 1 && s.size > smallBody:
-		r.Join, r.BodyBytes = s.join, s.size
+	case len(s.body) > s.cfg.MaxParseBytes:
+		r.BodylessReason, r.BodyBytes = router.ReasonBodyTooLarge, len(s.body)
 	default:
-		r.Body = s.join()
+		r.Body = s.body
 	}
 	return r
 }
@@ -401,22 +410,19 @@ func (s *stream) routed(d *router.Decision) effect {
 	first.DynamicMetadata = s.endpointMetadata(d)
 	out := []*extprocv3.ProcessingResponse{first}
 	if s.replyPlace == inHeaders {
-		chunks := s.chunks
+		whole := s.body
 		if s.replacement != nil { // then the body is complete
-			chunks = [][]byte{s.replacement}
+			whole = s.replacement
 		}
 		ends := s.ended && !s.trailers
-		if len(chunks) == 0 && s.endPiece && ends { // the end of an empty body
-			out = appendBody(out, requestDirection, nil, true)
-		}
-		for i, c := range chunks {
-			out = appendBody(out, requestDirection, c, i == len(chunks)-1 && ends)
+		if len(whole) > 0 || s.endPiece && ends { // also the end of an empty body
+			out = appendBody(out, requestDirection, whole, ends)
 		}
 		if s.trailers {
 			out = append(out, trailersReply())
 		}
 	}
-	s.chunks, s.size = nil, 0 // Envoy has them now
+	s.body = nil // Envoy has it now
 	if s.phase = replied; !s.ended {
 		s.phase = relay
 	}
@@ -425,7 +431,7 @@ func (s *stream) routed(d *router.Decision) effect {
 
 // refused answers the request with an error of kvepp's own. Nothing may follow an ImmediateResponse.
 func (s *stream) refused(e *httpError) effect {
-	s.phase, s.chunks, s.size = closed, nil, 0
+	s.phase, s.body = closed, nil
 	return effect{Send: []*extprocv3.ProcessingResponse{e.immediateResponse(s.head.grpc)}, Close: true}
 }
 
@@ -440,7 +446,7 @@ func (s *stream) beginResponse(in *extprocv3.ProcessingRequest) (servedBy string
 		s.learnModes(in)
 	}
 	if s.phase < relay { // Envoy answered an incomplete request itself: there is nothing left to decide
-		s.phase, s.chunks, s.size = replied, nil, 0
+		s.phase, s.body = replied, nil
 	}
 	by := in.GetMetadataContext().GetFilterMetadata()[endpointNamespace].GetFields()[servedByKey].GetStringValue()
 	return s.servedAt(by)
@@ -526,7 +532,8 @@ func (s *stream) responseTrailers(in *extprocv3.ProcessingRequest) effect {
 // kept returns what kvepp needs of a head during the response. The texts of all headers share one allocation, which
 // kept releases unless it is small.
 func (h head) kept() head {
-	h.hints, h.subset, h.caller, h.overrides = body.Hints{}, nil, tracing.Context{}, nil
+	h.hints, h.subset, h.caller, h.unwanted = body.Hints{}, nil, tracing.Context{}, nil
+	h.decisionName, h.endpoint = "", ""
 	if h.bytes > headBytes {
 		h.path, _, _ = strings.Cut(h.path, "?")
 		h.path, h.id, h.method = router.Clip(h.path), router.Clip(h.id), router.Clip(h.method)
@@ -534,10 +541,11 @@ func (h head) kept() head {
 	return h
 }
 
-// readHead reads a request's headers; the trace context only if traced.
-func readHead(m *corev3.HeaderMap, traced bool) head {
+// readHead reads a request's headers; the trace context only if requests are traced.
+func readHead(m *corev3.HeaderMap, cfg *Config) head {
 	h := head{length: -1}
 	var hints body.HeaderHints
+	sender := ""
 	for _, v := range m.GetHeaders() {
 		h.bytes += len(v.GetKey()) + len(v.GetRawValue()) + len(v.GetValue())
 		switch name := strings.ToLower(v.GetKey()); name {
@@ -553,6 +561,8 @@ func readHead(m *corev3.HeaderMap, traced bool) head {
 			h.opaque = h.opaque || h.grpc
 		case "x-request-id":
 			h.id = headerValue(v)
+		case dynamoIDHeader:
+			h.namesDynamo = true
 		case "content-length":
 			if n, err := strconv.ParseUint(headerValue(v), 10, 62); err == nil {
 				h.length = int(n)
@@ -561,17 +571,25 @@ func readHead(m *corev3.HeaderMap, traced bool) head {
 			coding := strings.TrimSpace(headerValue(v))
 			h.encoded = h.encoded || coding != "" && !strings.EqualFold(coding, "identity")
 		case tracing.Traceparent, tracing.Tracestate:
-			if traced {
+			if cfg.Tracer != nil {
 				h.caller.Add(name, headerValue(v))
 			}
+		case endpointHeader:
+			h.endpoint = headerValue(v)
+		case repeatHeader:
+			h.decisionName, h.unwanted = headerValue(v), append(h.unwanted, name)
 		default:
 			if strings.HasPrefix(name, overridePrefix) {
-				h.overrides = append(h.overrides, name)
+				h.unwanted = append(h.unwanted, name)
 			}
 			hints.Add(name, headerValue(v))
+			if name == cfg.TenantHeader {
+				sender = headerValue(v)
+			}
 		}
 	}
 	h.hints = hints.Hints()
+	h.hints.Sender = sender
 	return h
 }
 

@@ -38,7 +38,7 @@ func TestTranscripts(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got bytes.Buffer
-			s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}}
+			s := &stream{cfg: &Config{MaxParseBytes: 1 << 20}, takesLists: true}
 			skipping := false
 			for line := range strings.Lines(string(want)) {
 				line = strings.TrimSuffix(line, "\n")
@@ -93,7 +93,11 @@ func play(s *stream, line string) (effect, error) {
 		for _, f := range fields[1:] {
 			if k, v, ok := strings.Cut(f, "="); ok &&
 				!slices.Contains([]string{"request-mode", "response-mode", "subset", "served"}, k) {
-				h.Headers.Headers = append(h.Headers.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
+				header := &corev3.HeaderValue{Key: k, RawValue: []byte(v)}
+				if slices.Contains(words, "as-value") {
+					header = &corev3.HeaderValue{Key: k, Value: v}
+				}
+				h.Headers.Headers = append(h.Headers.Headers, header)
 			}
 		}
 		return h
@@ -113,6 +117,7 @@ func play(s *stream, line string) (effect, error) {
 		s.cfg.Conformance = args["conformance"] == "true"
 		s.cfg.IgnoreHints = args["ignore-hints"] == "true"
 		s.cfg.Frontends = args["frontends"] == "true"
+		s.takesLists = args["lists"] != "false"
 		if n, err := strconv.Atoi(args["max-parse-bytes"]); err == nil {
 			s.cfg.MaxParseBytes = n
 		}
@@ -219,11 +224,11 @@ func describe(s *stream, e effect) string {
 	if e.Note != "" {
 		fmt.Fprintf(&b, "note: %s\n", e.Note)
 	}
+	if e.Unjudged != "" {
+		fmt.Fprintf(&b, "unjudged: %s\n", e.Unjudged)
+	}
 	if e.Ask {
 		r := s.request()
-		if r.Join != nil {
-			r.Body = r.Join()
-		}
 		fmt.Fprintf(&b, "ask: path=%s id=%s", r.Path, r.ID)
 		if r.BodylessReason != "" {
 			fmt.Fprintf(&b, " without=%s body-bytes=%d", r.BodylessReason, r.BodyBytes)
@@ -367,4 +372,17 @@ func diff(want, got string) string {
 		}
 	}
 	return "no line differs"
+}
+
+// TestTenantHeader: the header that the operator chose says who sent the request.
+func TestTenantHeader(t *testing.T) {
+	headers := &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		{Key: "Authorization", RawValue: []byte("Bearer k\xff")},
+		{Key: "x-llm-d-inference-fairness-id", RawValue: []byte("other")}}}
+	for header, want := range map[string]string{"": "", "x-api-key": "", "authorization": "Bearer k\xff"} {
+		if h := readHead(headers, &Config{TenantHeader: header}); h.hints.Sender != want ||
+			h.hints.Fairness != "other" {
+			t.Errorf("%q: sent by %q, fairness %q", header, h.hints.Sender, h.hints.Fairness)
+		}
+	}
 }

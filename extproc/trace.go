@@ -61,10 +61,8 @@ func (x *exchange) endSpan() {
 	}
 	if x.usage != nil {
 		if u, ok, _ := x.reported(); ok {
-			x.span.Set(
-				tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens),
-				tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens),
-			)
+			x.span.Set(tracing.Int("gen_ai.usage.input_tokens", u.PromptTokens),
+				tracing.Int("gen_ai.usage.output_tokens", u.CompletionTokens))
 			if u.HasCached {
 				x.span.Set(tracing.Int("kvepp.reported_cached_tokens", u.CachedTokens))
 			}

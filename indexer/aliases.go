@@ -21,11 +21,12 @@ import (
 // held is what one worker holds in one tier. It is guarded by worker.mu and, where the tier's blocks change as well,
 // tier.mu.
 type held struct {
-	names   int      // engine hashes held: own names and aliases
-	blocks  int      // blocks held
-	aliases aliasMap // the block of each alias
-	// for blocks with aliases, by sequence hash: 2 x the number of aliases, plus 1 if the worker has the own name too
-	aliasCounts aliasMap
+	names   int                                         // engine hashes held: own names and aliases
+	blocks  int                                         // blocks held
+	aliases map[kvblock.EngineHash]kvblock.SequenceHash // the block of each alias; nil if there is none
+	// for blocks with aliases: 2 x the number of aliases, plus 1 if the worker has the own name too; nil if there is
+	// none
+	aliasCounts map[kvblock.SequenceHash]uint32
 	copies      map[kvblock.EngineHash]int // additional physical copies, for engine hashes stored more than once
 }
 
@@ -38,8 +39,8 @@ type storeOptions struct {
 // storeAgain records another store, by its own name, of a block that the worker holds. It returns the number of copies
 // added.
 func (h *held) storeAgain(seq kvblock.SequenceHash, e kvblock.EngineHash, o storeOptions) (repeats int) {
-	if a, ok := h.aliasCounts.get(kvblock.EngineHash(seq)); ok && a&1 == 0 { // held by aliases only
-		h.aliasCounts.put(kvblock.EngineHash(seq), a|1)
+	if a, ok := h.aliasCounts[seq]; ok && a&1 == 0 { // held by aliases only
+		h.aliasCounts[seq] = a | 1
 		h.names++
 		return 0
 	}
@@ -73,9 +74,25 @@ func (h *held) takeCopy(e kvblock.EngineHash) bool {
 	return true
 }
 
+// addAlias notes that e names a block, which has this count from now on.
+func (h *held) addAlias(e kvblock.EngineHash, seq kvblock.SequenceHash, count uint32) {
+	if h.aliases == nil {
+		h.aliases, h.aliasCounts = map[kvblock.EngineHash]kvblock.SequenceHash{}, map[kvblock.SequenceHash]uint32{}
+	}
+	h.aliases[e], h.aliasCounts[seq] = seq, count
+}
+
+// dropCount removes the count of a block whose last alias is gone, and releases the maps if they are empty.
+func (h *held) dropCount(seq kvblock.SequenceHash) {
+	delete(h.aliasCounts, seq)
+	if len(h.aliases)+len(h.aliasCounts) == 0 {
+		h.aliases, h.aliasCounts = nil, nil
+	}
+}
+
 // byOwnName reports whether the worker holds this block by its own name. The worker must hold the block.
 func (h *held) byOwnName(seq kvblock.SequenceHash) bool {
-	a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
+	a, ok := h.aliasCounts[seq]
 	return !ok || a&1 != 0
 }
 
@@ -84,7 +101,7 @@ func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *pos
 	if h.names == 0 {
 		return false
 	}
-	if seq, ok := h.aliases.get(e); ok {
+	if seq, ok := h.aliases[e]; ok {
 		at, ok := t.bySeq.find(&t.arena, seq)
 		t.arena.locate(at, s)
 		return ok
@@ -104,11 +121,7 @@ func (t *tier) findNamed(w kvblock.Worker, h *held, e kvblock.EngineHash, s *pos
 // store makes w a holder of consecutive blocks, the first at p. It returns the number of blocks stored, which is less
 // than all if the arena is exhausted, and the number of copies added.
 func (t *tier) store(
-	w kvblock.Worker,
-	h *held,
-	p *insertPoint,
-	blocks []kvblock.StoredBlock,
-	o storeOptions,
+	w kvblock.Worker, h *held, p *insertPoint, blocks []kvblock.StoredBlock, o storeOptions,
 ) (n, repeats int) {
 	var s position
 	var next lookahead // of the blocks from i on
@@ -168,11 +181,7 @@ func (t *tier) storeUnnamed(w kvblock.Worker, h *held, p *insertPoint, seqs []kv
 // storeOne makes w a holder of one block at p. The block's engine hash becomes an alias, or named another block until
 // now. ok is false if the arena is exhausted.
 func (t *tier) storeOne(
-	w kvblock.Worker,
-	h *held,
-	p *insertPoint,
-	b kvblock.StoredBlock,
-	o storeOptions,
+	w kvblock.Worker, h *held, p *insertPoint, b kvblock.StoredBlock, o storeOptions,
 ) (repeats int, ok bool) {
 	e, seq := b.Engine, p.sequenceHash(b.Local)
 	var s position
@@ -202,8 +211,7 @@ func (t *tier) storeOne(
 		if t.appendBlocks(w, h, p, one, blocks) == 0 {
 			return 0, false
 		}
-		h.aliases.put(e, seq)
-		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
+		h.addAlias(e, seq, 2)
 		t.latestOf = noWorker
 		t.indexBlock(t.latest) // aliases find the block by its sequence hash
 		return 0, true
@@ -214,20 +222,20 @@ func (t *tier) storeOne(
 	if s.hasName(e) {
 		return 0, false // joinNamed failed: the arena is exhausted
 	}
+	count := uint32(2)
 	if mask := t.maskIn(s.words, w); mask>>s.i&1 != 0 {
-		a, ok := h.aliasCounts.get(kvblock.EngineHash(seq))
-		if !ok {
-			a = 1
+		if a, ok := h.aliasCounts[seq]; ok {
+			count += a
+		} else {
+			count++
 		}
-		h.aliasCounts.put(kvblock.EngineHash(seq), a+2)
 	} else {
 		if _, ok := t.setMask(s.run, s.words, w, 0, 1<<s.i); !ok {
 			return 0, false
 		}
 		h.blocks++
-		h.aliasCounts.put(kvblock.EngineHash(seq), 2)
 	}
-	h.aliases.put(e, seq)
+	h.addAlias(e, seq, count)
 	h.names++
 	t.indexBlock(s.at)
 	t.latest, t.latestOf = s.at, noWorker
@@ -281,15 +289,15 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, rm *removal, hashes []kvbl
 		if len(h.copies) > 0 && h.takeCopy(e) {
 			continue
 		}
-		if seq, ok := h.aliases.remove(e); ok {
+		if seq, ok := h.aliases[e]; ok {
+			delete(h.aliases, e)
 			h.names--
-			key := kvblock.EngineHash(seq)
-			a, _ := h.aliasCounts.get(key)
-			if a -= 2; a > 1 {
-				h.aliasCounts.put(key, a)
+			a := h.aliasCounts[seq] - 2
+			if a > 1 {
+				h.aliasCounts[seq] = a
 				continue
 			}
-			h.aliasCounts.remove(key)
+			h.dropCount(seq)
 			if at, ok := t.bySeq.find(&t.arena, seq); ok && a == 0 {
 				in, i := t.runOf(at)
 				t.release(w, h, rm, in, i)
@@ -311,17 +319,17 @@ func (t *tier) removeNames(w kvblock.Worker, h *held, rm *removal, hashes []kvbl
 				rm.holds = t.maskOf(rm.in, w)
 			}
 		}
-		var key, a = kvblock.EngineHash(0), kvblock.SequenceHash(0)
-		aliased := false
-		if h.aliasCounts.n > 0 {
-			key = kvblock.EngineHash(t.arena.record(rm.in)[runHeader+rm.i])
-			a, aliased = h.aliasCounts.get(key)
+		var seq kvblock.SequenceHash
+		a, aliased := uint32(0), false
+		if len(h.aliasCounts) > 0 {
+			seq = kvblock.SequenceHash(t.arena.record(rm.in)[runHeader+rm.i])
+			a, aliased = h.aliasCounts[seq]
 		}
 		switch {
 		case rm.holds>>rm.i&1 == 0, rm.in == rm.run && rm.mask>>rm.i&1 != 0, aliased && a&1 == 0:
 			unknown++
 		case aliased:
-			h.aliasCounts.put(key, a&^1)
+			h.aliasCounts[seq] = a &^ 1
 			h.names--
 		default:
 			h.names--
@@ -338,9 +346,11 @@ func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 	mask &= t.maskOf(r, w)
 	h.blocks -= bits.OnesCount64(mask)
 	h.names -= bits.OnesCount64(mask)
-	for m := mask; m != 0 && stored != nil && len(h.copies)+h.aliasCounts.n > 0; m &= m - 1 {
+	for m := mask; m != 0 && stored != nil && len(h.copies)+len(h.aliasCounts) > 0; m &= m - 1 {
 		i := runHeader + bits.TrailingZeros64(m)
-		if a, ok := h.aliasCounts.remove(kvblock.EngineHash(words[i])); ok && a&1 == 0 {
+		seq := kvblock.SequenceHash(words[i])
+		a, ok := h.aliasCounts[seq]
+		if h.dropCount(seq); ok && a&1 == 0 {
 			h.names++ // w held it by aliases only, which purgeAliases subtracts
 			continue
 		}
@@ -351,172 +361,20 @@ func (t *tier) evictBlocks(w kvblock.Worker, h *held, r run, mask uint64) {
 
 // purgeAliases removes the aliases of blocks that w no longer holds.
 func (t *tier) purgeAliases(h *held) {
-	kept := aliasMap{seed: h.aliases.seed}
-	h.aliases.each(func(n alias) {
-		if _, ok := h.aliasCounts.get(kvblock.EngineHash(n.block)); ok {
-			kept.put(n.engine, n.block)
+	aliases, counts := h.aliases, h.aliasCounts
+	h.aliases, h.aliasCounts = nil, nil // Go's maps do not shrink
+	for engine, block := range aliases {
+		if count, ok := counts[block]; ok {
+			h.addAlias(engine, block, count)
 		} else {
-			delete(h.copies, n.engine)
+			delete(h.copies, engine)
 			h.names--
 		}
-	})
-	h.aliases = kept
+	}
 }
 
-// aliasMap maps engine hashes of one worker to blocks: open addressing with linear probing, without pointers. The zero
-// value is empty.
-type aliasMap struct {
-	seed  uint64
-	slots []alias
-	n     int // entries, including the entry of engine hash 0
-
-	hasZero bool // whether engine hash 0 has an entry; it marks empty slots, so its entry is here
-	zero    kvblock.SequenceHash
-}
-
+// alias is an engine hash that a worker has for a block, besides the block's own name.
 type alias struct {
 	engine kvblock.EngineHash
 	block  kvblock.SequenceHash
 }
-
-// minNames is the minimum number of slots. The table grows by 2/5 above a load of 4/5, and shrinks to half below 1/4:
-// memory per entry matters more here than speed.
-const minNames = 16
-
-// home returns the slot where the search for e starts. The number of slots need not be a power of two, so that the
-// table can grow by less than double.
-func (t *aliasMap) home(e kvblock.EngineHash) int {
-	hi, _ := bits.Mul64(mix(uint64(e), t.seed), uint64(len(t.slots)))
-	return int(hi)
-}
-
-func (t *aliasMap) next(i int) int {
-	if i++; i == len(t.slots) {
-		return 0
-	}
-	return i
-}
-
-// get returns the block that e names.
-func (t *aliasMap) get(e kvblock.EngineHash) (kvblock.SequenceHash, bool) {
-	if t.n == 0 {
-		return 0, false
-	}
-	if e == 0 {
-		return t.zero, t.hasZero
-	}
-	if len(t.slots) == 0 {
-		return 0, false
-	}
-	for i := t.home(e); t.slots[i].engine != 0; i = t.next(i) {
-		if t.slots[i].engine == e {
-			return t.slots[i].block, true
-		}
-	}
-	return 0, false
-}
-
-// has reports whether e names a block.
-func (t *aliasMap) has(e kvblock.EngineHash) bool {
-	if t.n == 0 {
-		return false
-	}
-	_, ok := t.get(e)
-	return ok
-}
-
-// put maps e to block. It returns the block that e named before, if any.
-func (t *aliasMap) put(e kvblock.EngineHash, block kvblock.SequenceHash) (old kvblock.SequenceHash, named bool) {
-	if e == 0 {
-		old, named = t.zero, t.hasZero
-		t.zero, t.hasZero = block, true
-		if !named {
-			t.n++
-		}
-		return old, named
-	}
-	if (t.n+1)*5 > len(t.slots)*4 {
-		t.resize(max(minNames, len(t.slots)*7/5))
-	}
-	i := t.home(e)
-	for t.slots[i].engine != 0 {
-		if t.slots[i].engine == e {
-			old, t.slots[i].block = t.slots[i].block, block
-			return old, true
-		}
-		i = t.next(i)
-	}
-	t.slots[i] = alias{e, block}
-	t.n++
-	return 0, false
-}
-
-// remove removes e, and returns the block that it named, if any.
-func (t *aliasMap) remove(e kvblock.EngineHash) (block kvblock.SequenceHash, named bool) {
-	if t.n == 0 {
-		return 0, false
-	}
-	if e == 0 {
-		block, named = t.zero, t.hasZero
-		t.zero, t.hasZero = 0, false
-		if named {
-			t.n--
-		}
-		return block, named
-	}
-	if len(t.slots) == 0 {
-		return 0, false
-	}
-	i := t.home(e)
-	for t.slots[i].engine != e {
-		if t.slots[i].engine == 0 {
-			return 0, false
-		}
-		i = t.next(i)
-	}
-	block = t.slots[i].block
-	t.n--
-	// Close the gap: a following entry moves into it unless the entry's home lies behind the gap.
-	for j := t.next(i); t.slots[j].engine != 0; j = t.next(j) {
-		home := t.home(t.slots[j].engine)
-		if i <= j && (home <= i || home > j) || i > j && home <= i && home > j {
-			t.slots[i] = t.slots[j]
-			i = j
-		}
-	}
-	t.slots[i] = alias{}
-	if len(t.slots) > minNames && t.n*4 < len(t.slots) {
-		t.resize(max(minNames, len(t.slots)/2))
-	}
-	return block, true
-}
-
-// each calls f with every entry. f must not change t.
-func (t *aliasMap) each(f func(alias)) {
-	for _, e := range t.slots {
-		if e.engine != 0 {
-			f(e)
-		}
-	}
-	if t.hasZero {
-		f(alias{0, t.zero})
-	}
-}
-
-func (t *aliasMap) resize(size int) {
-	old := t.slots
-	t.slots = make([]alias, size)
-	for _, e := range old {
-		if e.engine == 0 {
-			continue
-		}
-		i := t.home(e.engine)
-		for t.slots[i].engine != 0 {
-			i = t.next(i)
-		}
-		t.slots[i] = e
-	}
-}
-
-// bytes returns the memory of the slots.
-func (t *aliasMap) bytes() int { return 16 * len(t.slots) }

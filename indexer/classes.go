@@ -23,8 +23,6 @@ import (
 // An engine that drafts with EAGLE may drop the last cached block (kvblock.EAGLEDrop). The prefix is then one block
 // shorter than what full attention holds, or what windows need ends one block behind the prefix.
 //
-// A model may have no full attention, only classes. Its workers accept any prefix that the classes accept.
-//
 // Source: vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator.find_longest_cache_hit, and
 // UnitaryKVCacheCoordinator's), vLLM 0.32 and 0.33.
 
@@ -34,9 +32,6 @@ type Hybrid struct {
 	BlockSize int             // of full attention, in tokens; the classes' are multiples of it or whole parts
 	Drop      kvblock.EAGLEDrop
 	Chunk     int // of classes of kind ClassChunk, in tokens; 0: not known
-	// WithoutFull says that the model has no full attention; BlockSize is that of the classes. Stores of such a worker
-	// have a Place.
-	WithoutFull bool
 	// Incomplete says that the index does not have all blocks of the classes. Full attention's blocks then count, which
 	// are an upper bound.
 	Incomplete bool
@@ -75,8 +70,7 @@ func gcd(a, b int) int {
 // Cut is what the classes of a worker did to its count of leading blocks.
 type Cut struct {
 	// Held are the leading blocks that full attention holds on the device. They may be more than the count and Blocks,
-	// because a prefix is a multiple of all block sizes and shorter than the prompt. 0 if there is no full attention:
-	// the whole Cut is then zero.
+	// because a prefix is a multiple of all block sizes and shorter than the prompt.
 	Held int
 	// Blocks are full attention's leading blocks that the engine cannot reuse, because classes have not kept what they
 	// need at the end of this prefix.
@@ -91,7 +85,6 @@ type Cut struct {
 type hybridTable struct {
 	workers []*hybrid       // by number; nil: full attention alone
 	words   [][]hybridGroup // by number / 64: the workers by their classes
-	alone   bool            // a model has no full attention
 }
 
 // hybridGroup are workers with the same classes, a bit each.
@@ -134,7 +127,7 @@ func (x *Index) SetHybrid(w kvblock.Worker, h *Hybrid) {
 }
 
 // group sets the table's words. Only one, changed, differs from those of old. It reports whether there are hybrids.
-func (t *hybridTable) group(old *hybridTable, changed int) (any bool) {
+func (t *hybridTable) group(old *hybridTable, changed int) bool {
 	t.words = make([][]hybridGroup, (len(t.workers)+63)/64)
 	copy(t.words, old.words)
 	t.words[changed] = nil
@@ -150,10 +143,5 @@ func (t *hybridTable) group(old *hybridTable, changed int) (any bool) {
 		}
 		t.words[changed][at].members |= 1 << b
 	}
-	for _, word := range t.words {
-		for i := range word {
-			any, t.alone = true, t.alone || word[i].h.WithoutFull
-		}
-	}
-	return any
+	return slices.ContainsFunc(t.words, func(word []hybridGroup) bool { return len(word) > 0 })
 }

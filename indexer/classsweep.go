@@ -8,9 +8,6 @@ import (
 
 // applyClasses replaces the counts of workers of hybrid models by what they can reuse.
 func (x *Index) applyClasses(hybrids *hybridTable, p *Prompt, s *OverlapScores) {
-	if hybrids.alone {
-		s.device.fit(len(hybrids.words))
-	}
 	known := s.device.known
 	s.classes.begin(len(p.Chain), len(known))
 	s.cutKnown = grow(s.cutKnown, len(known))
@@ -18,11 +15,7 @@ func (x *Index) applyClasses(hybrids *hybridTable, p *Prompt, s *OverlapScores) 
 		had := known[j]
 		for i := range word {
 			g := &word[i]
-			members := g.members
-			if !g.h.WithoutFull {
-				members &= had
-			}
-			if members != 0 {
+			if members := g.members & had; members != 0 {
 				w := classSweep{x: x, p: p, s: s, scratch: &s.classes, h: g.h, word: j}
 				w.run(members)
 			}
@@ -57,7 +50,7 @@ func (c *classSweep) run(members uint64) {
 	size, scratch := c.h.BlockSize, c.scratch
 	c.limit = max(c.p.Tokens-1, 0)
 	c.most, c.align = min(c.limit/size, len(c.p.Chain)), c.h.align/size
-	if c.h.classes > 1 || c.h.classes == 1 && !c.h.WithoutFull { // the engine has more than one group
+	if c.h.classes > 0 { // the engine has more than one group
 		c.limit = c.p.Tokens / c.h.unit * c.h.unit
 	}
 	known := !c.h.Incomplete && c.h.chunkKnown && (!c.h.parts || c.p.IDs != nil)
@@ -69,18 +62,6 @@ func (c *classSweep) run(members uint64) {
 		scratch.lost = [64][kvblock.MaxClasses]int{}
 	}
 	held, whole, deepest := 0, 0, 0
-	if c.h.WithoutFull {
-		deepest = c.longest(c.most)
-		for rest := members; rest != 0; rest &= rest - 1 {
-			b := bits.TrailingZeros64(rest)
-			cuts[b], scratch.whole[b] = Cut{}, deepest
-		}
-		if !known {
-			deepest = 0
-		}
-		scratch.add(deepest, members)
-		members = 0
-	}
 	for rest := members; rest != 0; {
 		n, same := c.s.device.alike(64*c.word+bits.TrailingZeros64(rest), rest)
 		rest &^= same
@@ -129,7 +110,7 @@ func (c *classSweep) upperBounds(known bool, set uint64) uint64 {
 
 // longest returns the number of blocks of the longest prefix that full attention accepts, if it holds this many.
 func (c *classSweep) longest(blocks int) int {
-	if c.h.Drop&kvblock.EAGLEDropFull != 0 && !c.h.WithoutFull {
+	if c.h.Drop&kvblock.EAGLEDropFull != 0 {
 		blocks = max(min(blocks, c.limit/c.h.BlockSize)-1, 0)
 	}
 	if blocks = min(blocks, c.most); c.align > 1 {
@@ -161,10 +142,6 @@ func (c *classSweep) try(n int, set uint64) {
 // record notes that the workers in set can reuse n blocks.
 func (c *classSweep) record(n int, set uint64) {
 	cuts, device := (*[64]Cut)(c.s.cuts[64*c.word:]), &c.s.device
-	if c.h.WithoutFull {
-		c.recordAlone(n, set)
-		return
-	}
 	changed := uint64(0)
 	for rest := set; rest != 0; rest &= rest - 1 {
 		b := bits.TrailingZeros64(rest)
@@ -178,7 +155,6 @@ func (c *classSweep) record(n int, set uint64) {
 	if changed == 0 {
 		return
 	}
-	device.known[c.word] &^= changed // so that the counts are set eight at a time
 	device.recordWord(c.word, changed, n)
 	if c.word >= len(c.s.predicted.known) {
 		return
@@ -192,19 +168,6 @@ func (c *classSweep) record(n int, set uint64) {
 			if cut.Blocks = c.scratch.whole[b] - more; cut.Blocks == 0 {
 				cut.Kind = 0
 			}
-		}
-	}
-}
-
-// recordAlone is record for workers without full attention. Their count so far is that of predictions.
-func (c *classSweep) recordAlone(n int, set uint64) {
-	device := &c.s.device
-	for rest := set; rest != 0; rest &= rest - 1 {
-		w := kvblock.Worker(64*c.word + bits.TrailingZeros64(rest))
-		if most := max(n, c.longest(device.blocks(w))); most > 0 {
-			device.record(w, most)
-		} else {
-			device.known[c.word] &^= 1 << (w % 64)
 		}
 	}
 }

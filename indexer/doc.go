@@ -81,12 +81,10 @@
 //
 // # Structural checks
 //
-// tier.check (check.go) compares the runs, tables, filters and counts of a tier with each other. The tests call it.
-// With the build tag invariants, a tier is also checked when a writer unlocks it after Apply, Clear, Forget, Evict or
+// tier.check (check_test.go) compares the runs, tables, filters and counts of a tier with each other, in tests. With
+// the build tag invariants, a tier is also checked when a writer unlocks it after Apply, Clear, Forget, Evict or
 // Predict, and a difference panics. A tier of up to 64 blocks is checked after every change, a larger one after every
 // (blocks / 64) changes:
 //
 //	go test -tags invariants ./indexer
-//
-// Without the tag the constant invariants is false and the compiler removes the calls.
 package indexer

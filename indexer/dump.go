@@ -135,7 +135,7 @@ func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 			} else {
 				b.parent, b.hasParent = headOf(stored).parent, headOf(stored).hasParent
 			}
-			if h.aliasCounts.has(kvblock.EngineHash(b.block)) {
+			if _, ok := h.aliasCounts[b.block]; ok {
 				aliased[b.block] = b
 			}
 			if h.byOwnName(b.block) {
@@ -143,11 +143,11 @@ func (t *tier) listHeld(w kvblock.Worker, h *held) []dumpBlock {
 			}
 		}
 	})
-	h.aliases.each(func(n alias) {
-		b := aliased[n.block]
-		b.alias = n
+	for engine, block := range h.aliases {
+		b := aliased[block]
+		b.alias = alias{engine, block}
 		blocks = append(blocks, b)
-	})
+	}
 	return blocks
 }
 

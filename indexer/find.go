@@ -275,7 +275,7 @@ func (a *tierScores) intersectGroups(groups []uint64, k, i int) bool {
 			members &= q.drop[j]
 		}
 		if members != 0 {
-			whole := a.recordGroup(j, members, q.part[j], (*[8]uint64)(groups[2:]), i, k)
+			whole := a.recordGroup(j, members, (*[8]uint64)(groups[2:]), i, k)
 			q.next[j] |= whole
 			q.part[j] |= members &^ whole
 		}
@@ -301,7 +301,7 @@ func (a *tierScores) intersectList(list []uint64, k, i int) bool {
 			q.next[j] |= bit
 		} else if i+lead > 0 {
 			a.fit(j + 1)
-			a.put(w, i+lead, a.known[j]|q.part[j])
+			a.counts[w] = uint32(i + lead)
 			q.part[j] |= bit
 		}
 	}

@@ -107,8 +107,7 @@ type worker struct {
 	mu        sync.Mutex // guards the rest; taken before tier.mu
 	forgotten bool       // set by Forget: a caller with this pointer must look the worker up again
 	held      [tiers]held
-	usedTiers int  // as Index.usedTiers, for this worker
-	placed    bool // stores have a Place, and the blocks have digests, which count as this worker's bytes
+	usedTiers int // as Index.usedTiers, for this worker
 	orphans   orphans
 	bytes     int // this worker's part of Index.workerBytes
 }
@@ -172,12 +171,7 @@ func (x *Index) lock(w kvblock.Worker, create bool) *worker {
 		if !create || w >= maxWorkers {
 			return nil
 		}
-		wk := &worker{usedTiers: memoryTiers}
-		for i := range wk.held {
-			seed := mix(uint64(w), x.tiers[i].bySeq.seed)
-			wk.held[i].aliases.seed, wk.held[i].aliasCounts.seed = seed, seed
-		}
-		x.replaceWorker(w, nil, wk)
+		x.replaceWorker(w, nil, &worker{usedTiers: memoryTiers})
 	}
 }
 
@@ -199,12 +193,7 @@ func (x *Index) unlockWorker(wk *worker) {
 	bytes := wk.orphans.bytes()
 	for i := range wk.held[:wk.usedTiers] {
 		h := &wk.held[i]
-		bytes += h.aliases.bytes() + h.aliasCounts.bytes() + mapEntry*len(h.copies)
-	}
-	if wk.placed {
-		for i := range wk.held[memoryTiers:wk.usedTiers] {
-			bytes += kvblock.DigestBytes * wk.held[memoryTiers+i].names // of its kvblock.Normalizer
-		}
+		bytes += aliasEntry*(len(h.aliases)+len(h.aliasCounts)) + mapEntry*len(h.copies)
 	}
 	if bytes != wk.bytes {
 		x.workerBytes.Add(int64(bytes - wk.bytes))
@@ -221,8 +210,12 @@ func (wk *worker) entries() (n int) {
 	return n
 }
 
-// mapEntry is the approximate size of an entry of a Go map of numbers, in bytes.
-const mapEntry = 40
+// mapEntry is the approximate size of an entry of a small Go map of numbers, in bytes, and aliasEntry that of a large
+// one (measured: 24).
+const (
+	mapEntry   = 40
+	aliasEntry = 26
+)
 
 // Stored records that w now holds e.Blocks in e.Tier.
 //
@@ -376,14 +369,7 @@ func (x *Index) stored(w kvblock.Worker, wk *worker, e *kvblock.Stored, load boo
 	}
 	t := &x.tiers[e.Tier]
 	var p insertPoint
-	switch {
-	case e.Place != nil:
-		wk.placed = true
-		if e.HasParent {
-			p.after, p.seq, p.depth = true, e.Place.Before, e.Place.Depth
-			t.relocate(&p)
-		}
-	case e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p):
+	if e.HasParent && !x.findParent(w, wk, e.Tier, e.Parent, &p) {
 		return x.addOrphan(wk, e)
 	}
 	o := storeOptions{load: load}
@@ -441,12 +427,7 @@ func (x *Index) findParent(w kvblock.Worker, wk *worker, in kvblock.Tier, parent
 // store stores blocks in a tier, the first at p. The tier is locked. It returns how many it stored: less than all if
 // the arena is full.
 func (x *Index) store(
-	w kvblock.Worker,
-	wk *worker,
-	in kvblock.Tier,
-	p *insertPoint,
-	blocks []kvblock.StoredBlock,
-	o storeOptions,
+	w kvblock.Worker, wk *worker, in kvblock.Tier, p *insertPoint, blocks []kvblock.StoredBlock, o storeOptions,
 ) int {
 	n, repeats := x.tiers[in].store(w, &wk.held[in], p, blocks, o)
 	if repeats > 0 {
@@ -509,9 +490,9 @@ func (x *Index) clear(w kvblock.Worker, wk *worker) {
 			})
 			t.unlock()
 		}
-		*h = held{aliases: aliasMap{seed: h.aliases.seed}, aliasCounts: aliasMap{seed: h.aliasCounts.seed}}
+		*h = held{}
 	}
-	wk.orphans, wk.placed = orphans{}, false
+	wk.orphans = orphans{}
 }
 
 // WorkerEntries returns the number of entries of one worker, over all tiers.
@@ -523,26 +504,6 @@ func (x *Index) WorkerEntries(w kvblock.Worker) int {
 	all[w].mu.Lock()
 	defer all[w].mu.Unlock()
 	return all[w].entries()
-}
-
-// Holds reports whether w holds a block by this engine hash in the tier of a class.
-func (x *Index) Holds(w kvblock.Worker, e kvblock.EngineHash) bool {
-	wk := x.lock(w, false)
-	if wk == nil {
-		return false
-	}
-	defer wk.mu.Unlock()
-	for i := memoryTiers; i < wk.usedTiers; i++ {
-		t := &x.tiers[i]
-		var at position
-		t.mu.Lock()
-		ok := t.findNamed(w, &wk.held[i], e, &at)
-		t.mu.Unlock()
-		if ok {
-			return true
-		}
-	}
-	return false
 }
 
 // used returns the bytes of records and tables in use.

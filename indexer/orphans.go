@@ -147,13 +147,7 @@ func (x *Index) adoptOrphans(w kvblock.Worker, wk *worker, named []kvblock.Store
 
 // adoptOrphan stores the blocks of s from p on, in its tier, which is locked. It skips blocks that are gone or whose
 // engine hash names another block by now. It returns the blocks that it stored.
-func (x *Index) adoptOrphan(
-	w kvblock.Worker,
-	wk *worker,
-	p *insertPoint,
-	s *orphan,
-	load bool,
-) []kvblock.StoredBlock {
+func (x *Index) adoptOrphan(w kvblock.Worker, wk *worker, p *insertPoint, s *orphan, load bool) []kvblock.StoredBlock {
 	t, h := &x.tiers[s.tier], &wk.held[s.tier]
 	var stored []kvblock.StoredBlock
 	from := 0                    // the first of the blocks to store next, at p

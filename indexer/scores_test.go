@@ -52,7 +52,7 @@ func TestTierScores(t *testing.T) {
 						whole |= 1 << w
 					}
 				}
-				if got := a.recordGroup(j, who, 0, &leads, depth, matched); got != whole {
+				if got := a.recordGroup(j, who, &leads, depth, matched); got != whole {
 					t.Fatalf("%x hold all %d blocks, want %x", got, matched, whole)
 				}
 				a.known[j] |= who &^ whole

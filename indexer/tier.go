@@ -44,8 +44,6 @@ type tier struct {
 
 	addrs [4 * maxBatchOps]uintptr // scratch, memory to prefetch
 
-	checks checkState
-
 	usedBytes  atomic.Int64 // bytes in use after the latest change
 	spareBytes atomic.Int64 // free bytes in the arena's pages
 	nonEmpty   atomic.Bool  // lookups skip a tier without blocks
@@ -66,7 +64,10 @@ func (t *tier) init() {
 	t.arena.dir.Store(&[]atomic.Pointer[page]{})
 }
 
-// unlock ends a change. With the build tag invariants it checks the tier first.
+// checkChange checks a tier after each change. It is nil but in tests with the build tag invariants (check_test.go).
+var checkChange func(*tier)
+
+// unlock ends a change.
 func (t *tier) unlock() {
 	// most changes leave the sizes as they are
 	if size := t.arena.used() + t.tableBytes() - t.spareTables(); size != int(t.usedBytes.Load()) {
@@ -83,10 +84,8 @@ func (t *tier) unlock() {
 			t.lower.And(^t.lowerBit)
 		}
 	}
-	if invariants && t.checks.due(t.blocks) {
-		if err := t.check(); err != nil {
-			panic("indexer: a tier is inconsistent: " + err.Error())
-		}
+	if checkChange != nil {
+		checkChange(t)
 	}
 	t.mu.Unlock()
 }
@@ -340,11 +339,7 @@ func (t *tier) seqAt(r ref) kvblock.SequenceHash { return kvblock.SequenceHash(t
 // joinNamed makes w a holder of the leading blocks that are in the run from s on under the same own names. It sets s to
 // the last of them. It returns their number (0 also if the arena is exhausted), and the number of copies added.
 func (t *tier) joinNamed(
-	w kvblock.Worker,
-	h *held,
-	s *position,
-	blocks []kvblock.StoredBlock,
-	o storeOptions,
+	w kvblock.Worker, h *held, s *position, blocks []kvblock.StoredBlock, o storeOptions,
 ) (k, repeats int) {
 	r, i, n := s.run, s.i, length(s.words[0])
 	stored := s.stored[runHeader+i : runHeader+n]
@@ -354,9 +349,9 @@ func (t *tier) joinNamed(
 		for k = 0; k < most && stored[k] == blocks[k] && blocks[k].Engine != 0; k++ {
 		}
 	}
-	if h.aliases.n > 0 {
+	if len(h.aliases) > 0 {
 		for j := range k {
-			if h.aliases.has(blocks[j].Engine) {
+			if _, ok := h.aliases[blocks[j].Engine]; ok {
 				k = j
 				break
 			}
@@ -423,11 +418,7 @@ func (t *tier) hold(w kvblock.Worker, h *held, s *position, k int) (had uint64, 
 // begins a run already or whose engine hash another block has. It returns 0 if that is the first block, or if the arena
 // is full. blocks has the engine hashes and local hashes; it is nil in a tier without names.
 func (t *tier) appendBlocks(
-	w kvblock.Worker,
-	h *held,
-	p *insertPoint,
-	next *lookahead,
-	blocks []kvblock.StoredBlock,
+	w kvblock.Worker, h *held, p *insertPoint, next *lookahead, blocks []kvblock.StoredBlock,
 ) int {
 	seqs := next.seqs[:min(len(next.seqs), maxRun)]
 	r, n, extends, ok := t.runToFill(w, p, len(seqs))
@@ -444,8 +435,8 @@ func (t *tier) appendBlocks(
 		copy(stored[from:], blocks[:k])
 	}
 	if next.mixed != nil {
-		for i := 0; i < k && h.aliases.n > 0; i++ {
-			if h.aliases.has(blocks[i].Engine) {
+		for i := 0; i < k && len(h.aliases) > 0; i++ {
+			if _, ok := h.aliases[blocks[i].Engine]; ok {
 				k = i
 			}
 		}

@@ -118,108 +118,71 @@ func DecodeBatch(payload []byte, b *Batch) error {
 	b.removal = removal{}
 	s := &scanner{b: payload}
 	if s.peek() == kindMap {
-		if err := b.decodeMap(s); err != nil {
-			return err
-		}
-	} else if err := b.decodeArray(s); err != nil {
-		return err
-	}
-	if s.p != len(payload) {
-		return s.fail("%d bytes after the batch", len(payload)-s.p)
+		b.decodeMap(s)
+	} else {
+		b.decodeArray(s)
 	}
 	b.latest, b.removal = tokenList{}, removal{}
-	return nil
+	return s.end("batch")
 }
 
 // decodeArray reads [ts, events, data_parallel_rank]. Old SGLang sends no rank.
-func (b *Batch) decodeArray(s *scanner) error {
-	n, err := s.array("batch")
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeArray(s *scanner) {
+	n := s.array("batch")
 	if n < 2 {
-		return s.fail("batch of %d elements, want at least 2", n)
+		s.fail("batch of %d elements, want at least 2", n)
 	}
-	if b.Timestamp, err = s.float("ts"); err != nil {
-		return err
+	b.Timestamp = s.float("ts")
+	b.decodeEvents(s)
+	if n > 2 {
+		b.decodeRank(s)
+		b.skipSurplus(s, n-3)
 	}
-	if err := b.decodeEvents(s); err != nil {
-		return err
-	}
-	if n == 2 {
-		return nil
-	}
-	if err := b.decodeRank(s); err != nil {
-		return err
-	}
-	return b.skipSurplus(s, n-3)
 }
 
 // decodeMap reads {"ts", "events", "data_parallel_rank"}.
-func (b *Batch) decodeMap(s *scanner) error {
-	n, err := s.dict("batch")
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeMap(s *scanner) {
 	found := false
-	for range n {
-		key, err := s.text("batch key")
-		if err != nil {
-			return err
-		}
-		switch string(key) {
+	for range s.dict("batch") {
+		switch string(s.text("batch key")) {
 		case "ts":
-			b.Timestamp, err = s.float("ts")
+			b.Timestamp = s.float("ts")
 		case "events":
 			if found {
-				return s.fail("events twice")
+				s.fail("events twice")
 			}
 			found = true
-			err = b.decodeEvents(s)
+			b.decodeEvents(s)
 		case "data_parallel_rank":
-			err = b.decodeRank(s)
+			b.decodeRank(s)
 		default:
-			b.UnknownKeys++
-			err = s.skip()
-		}
-		if err != nil {
-			return err
+			b.skipSurplus(s, 1)
 		}
 	}
 	if !found {
-		return s.fail("batch without events")
+		s.fail("batch without events")
 	}
-	return nil
 }
 
-func (b *Batch) decodeRank(s *scanner) (err error) {
-	if s.skipNil() {
-		return nil
+func (b *Batch) decodeRank(s *scanner) {
+	if !s.skipNil() {
+		b.HasRank, b.Rank = true, s.uint32("data_parallel_rank")
 	}
-	b.HasRank = true
-	b.Rank, err = s.uint32("data_parallel_rank")
-	return err
 }
 
-func (b *Batch) skipSurplus(s *scanner, n int) error {
+func (b *Batch) skipSurplus(s *scanner, n int) {
 	for range n {
 		b.UnknownKeys++
-		if err := s.skip(); err != nil {
-			return err
-		}
+		s.skip()
 	}
-	return nil
 }
 
-func (b *Batch) decodeEvents(s *scanner) error {
-	n, err := s.array("events")
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeEvents(s *scanner) {
+	n := s.array("events")
 	if n > maxEvents {
-		return s.fail("%d events, want at most %d", n, maxEvents)
+		s.fail("%d events, want at most %d", n, maxEvents)
 	}
-	for range n {
+	for ; n > 0 && s.err == nil; n-- {
 		if b.repeatRemoval(s) {
 			continue
 		}
@@ -228,12 +191,9 @@ func (b *Batch) decodeEvents(s *scanner) error {
 		e := &b.Events[len(b.Events)-1]
 		begin, unknownKeys := s.p, b.UnknownKeys
 		if s.peek() == kindMap {
-			err = b.decodeEventMap(s, e)
+			b.decodeEventMap(s, e)
 		} else {
-			err = b.decodeEventArray(s, e)
-		}
-		if err != nil {
-			return err
+			b.decodeEventArray(s, e)
 		}
 		if e.Kind == 0 {
 			b.UnknownTags++
@@ -243,7 +203,6 @@ func (b *Batch) decodeEvents(s *scanner) error {
 			b.removal.event, b.removal.begin, b.removal.end = len(b.Events)-1, begin, s.p
 		}
 	}
-	return nil
 }
 
 // removal is where a removal of one block is in the payload. Engines send one for each block, and many differ in the
@@ -391,91 +350,58 @@ func kindOf(tag []byte) EventKind {
 //
 // Older engines send fewer elements: a store ends after block_size or later, a removal after its hashes or later.
 // SGLang sends a map {"cache_salt": ...} where vLLM sends lora_name.
-func (b *Batch) decodeEventArray(s *scanner, e *Event) error {
-	n, err := s.array("event")
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeEventArray(s *scanner, e *Event) {
+	n := s.array("event")
 	if n == 0 {
-		return s.fail("event without a tag")
+		s.fail("event without a tag")
+		return
 	}
-	tag, err := s.text("event tag")
-	if err != nil {
-		return err
-	}
-	e.Kind = kindOf(tag)
+	e.Kind = kindOf(s.text("event tag"))
 	n--
 	switch e.Kind {
 	case BlockStored:
 		if n < 4 {
-			return s.fail("BlockStored of %d fields, want at least 4", n)
+			s.fail("BlockStored of %d fields, want at least 4", n)
 		}
-		for f := fieldHashes; f <= fieldExtraKeys; f++ {
-			if n == 0 {
-				return nil
-			}
+		for f := fieldHashes; f <= fieldExtraKeys && n > 0; f++ {
 			n--
 			if f == fieldLoRAName && s.peek() == kindMap {
-				err = b.decodeSalt(s, e)
+				b.decodeSalt(s, e)
 			} else {
-				err = b.decodeField(s, e, f)
-			}
-			if err != nil {
-				return err
+				b.decodeField(s, e, f)
 			}
 		}
-		return b.decodeTrailing(s, e, n)
+		b.decodeTrailing(s, e, n)
 	case BlockRemoved:
 		if n < 1 {
-			return s.fail("BlockRemoved without hashes")
+			s.fail("BlockRemoved without hashes")
 		}
-		if err := b.decodeField(s, e, fieldHashes); err != nil || n == 1 {
-			return err
+		b.decodeField(s, e, fieldHashes)
+		if n > 1 {
+			b.decodeField(s, e, fieldMedium)
+			b.decodeTrailing(s, e, n-2)
 		}
-		if err := b.decodeField(s, e, fieldMedium); err != nil {
-			return err
-		}
-		return b.decodeTrailing(s, e, n-2)
 	case AllBlocksCleared:
-		if n == 0 {
-			return nil
+		if n > 0 {
+			b.decodeField(s, e, fieldOwnership)
+			b.skipSurplus(s, n-1)
 		}
-		if err := b.decodeField(s, e, fieldOwnership); err != nil {
-			return err
-		}
-		return b.skipSurplus(s, n-1)
 	default:
 		for range n {
-			if err := s.skip(); err != nil {
-				return err
-			}
+			s.skip()
 		}
-		return nil
 	}
 }
 
 // decodeSalt reads the map with the cache salt in SGLang's positional events.
-func (b *Batch) decodeSalt(s *scanner, e *Event) error {
-	n, err := s.dict("cache salt")
-	if err != nil {
-		return err
-	}
-	for range n {
-		key, err := s.text("key")
-		if err != nil {
-			return err
-		}
-		if string(key) == "cache_salt" {
-			err = b.decodeField(s, e, fieldCacheSalt)
+func (b *Batch) decodeSalt(s *scanner, e *Event) {
+	for range s.dict("cache salt") {
+		if string(s.text("key")) == "cache_salt" {
+			b.decodeField(s, e, fieldCacheSalt)
 		} else {
-			b.UnknownKeys++
-			err = s.skip()
-		}
-		if err != nil {
-			return err
+			b.skipSurplus(s, 1)
 		}
 	}
-	return nil
 }
 
 // maxTrailing is the number of trailing fields that have a meaning.
@@ -491,116 +417,86 @@ const maxTrailing = 5
 // group_idx, locality and ownership. Dynamo takes that text for an unknown kind and drops the removal.
 //
 // Source: dynamo-kv-router 1.6.1, zmq_wire (deserialize).
-func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) error {
-	if e.Kind == BlockRemoved && 2 <= n && n <= 3 {
-		if fixed, err := removalIsFixed(*s, n); err != nil {
-			return err
-		} else if fixed {
-			for _, f := range []field{fieldGroup, fieldLocality, fieldOwnership}[:n] {
-				if err := b.decodeField(s, e, f); err != nil {
-					return err
-				}
-			}
-			return nil
+func (b *Batch) decodeTrailing(s *scanner, e *Event, n int) {
+	if e.Kind == BlockRemoved && 2 <= n && n <= 3 && removalIsFixed(*s, n) {
+		for _, f := range []field{fieldGroup, fieldLocality, fieldOwnership}[:n] {
+			b.decodeField(s, e, f)
 		}
+		return
 	}
 	surplus := 0
 	if n > maxTrailing {
 		surplus, n = n-maxTrailing, maxTrailing
 	}
-	if fixed, err := trailingIsFixed(*s, n); err != nil {
-		return err
-	} else if fixed {
-		for i := range n {
-			if err := b.decodeField(s, e, fieldGroup+field(i)); err != nil {
-				return err
-			}
-		}
-		return b.skipSurplus(s, surplus)
-	}
-	for range n {
-		var err error
-		switch s.peek() {
-		case kindInt:
-			if e.HasGroup {
-				err = b.decodeField(s, e, fieldSlidingWindow)
-			} else {
-				err = b.decodeField(s, e, fieldGroup)
-			}
-		case kindString:
-			err = b.decodeField(s, e, fieldSpecKind)
-		case kindArray:
-			err = b.decodeField(s, e, fieldMediaInfos)
+	fixed := trailingIsFixed(*s, n)
+	for i := range n {
+		k := s.peek()
+		switch {
+		case fixed:
+			b.decodeField(s, e, fieldGroup+field(i))
+		case k == kindInt && e.HasGroup:
+			b.decodeField(s, e, fieldSlidingWindow)
+		case k == kindInt:
+			b.decodeField(s, e, fieldGroup)
+		case k == kindString:
+			b.decodeField(s, e, fieldSpecKind)
+		case k == kindArray:
+			b.decodeField(s, e, fieldMediaInfos)
 		default:
-			err = s.skip()
-		}
-		if err != nil {
-			return err
+			s.skip()
 		}
 	}
-	return b.skipSurplus(s, surplus)
+	b.skipSurplus(s, surplus)
 }
 
 // trailingIsFixed reports whether the next n fields have the types of the fixed layout. It reads a copy of the scanner.
-func trailingIsFixed(s scanner, n int) (bool, error) {
+func trailingIsFixed(s scanner, n int) bool {
 	if n < 4 {
-		return false, nil
+		return false
 	}
 	for _, want := range []kind{kindInt, kindString, kindInt, kindString, kindString}[:n] {
 		if k := s.peek(); k != want && k != kindNil {
-			return false, nil
+			return false
 		}
-		if err := s.skip(); err != nil {
-			return false, err
-		}
+		s.skip()
 	}
-	return true, nil
+	return true
 }
 
 // removalIsFixed reports whether the next n fields of a removal are group_idx, locality and ownership.
-func removalIsFixed(s scanner, n int) (bool, error) {
+func removalIsFixed(s scanner, n int) bool {
 	for i, want := range []kind{kindInt, kindString, kindString}[:n] {
 		k := s.peek()
 		if k != want && k != kindNil {
-			return false, nil
+			return false
 		}
 		if i == 1 && k == kindString {
-			if text, err := s.text("trailing field"); err != nil || specKindOf(text) != specUnknown {
-				return false, err
+			if specKindOf(s.text("trailing field")) != specUnknown {
+				return false
 			}
-		} else if err := s.skip(); err != nil {
-			return false, err
+		} else {
+			s.skip()
 		}
 	}
-	return true, nil
+	return true
 }
 
 // decodeEventMap reads one event as a map with its tag under "type". The key "type" may have any position; engines put
 // it first.
-func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
-	n, err := s.dict("event")
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeEventMap(s *scanner, e *Event) {
+	n := s.dict("event")
 	start := s.p
 	for i := range n { // find the type
-		key, err := s.text("event key")
-		if err != nil {
-			return err
-		}
-		if string(key) == "type" {
-			tag, err := s.text("event tag")
-			if err != nil {
-				return err
-			}
-			if e.Kind = kindOf(tag); i == 0 {
+		if string(s.text("event key")) == "type" {
+			if e.Kind = kindOf(s.text("event tag")); i == 0 {
 				start, n = s.p, n-1
 			}
 			break
 		}
-		if err := s.skip(); err != nil {
-			return err
-		}
+		s.skip()
+	}
+	if s.err != nil {
+		return
 	}
 	s.p = start
 	unknown := e.Kind == 0
@@ -608,21 +504,15 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 	const repeats = 1<<fieldHashes | 1<<fieldTokens | 1<<fieldLookahead | 1<<fieldLocal
 	var seen uint32 // a bit for each field
 	for range n {
-		key, err := s.text("event key")
-		if err != nil {
-			return err
-		}
+		key := s.text("event key")
 		switch f := fieldOf(key); {
 		case unknown || string(key) == "type":
-			err = s.skip()
+			s.skip()
 		case repeats>>f&1 != 0 && seen>>f&1 != 0:
-			return s.fail("%s twice", fieldNames[f])
+			s.fail("%s twice", fieldNames[f])
 		default:
 			seen |= 1 << f
-			err = b.decodeField(s, e, f)
-		}
-		if err != nil {
-			return err
+			b.decodeField(s, e, f)
 		}
 	}
 	var need uint32
@@ -636,9 +526,8 @@ func (b *Batch) decodeEventMap(s *scanner, e *Event) error {
 		need = 1 << fieldHashes
 	}
 	if missing := need &^ seen; missing != 0 {
-		return s.fail("%v without %s", e.Kind, fieldNames[bits.TrailingZeros32(missing)])
+		s.fail("%v without %s", e.Kind, fieldNames[bits.TrailingZeros32(missing)])
 	}
-	return nil
 }
 
 // noteMedia records that this block holds media.
@@ -650,99 +539,91 @@ func (e *Event) noteMedia(block int) {
 }
 
 // decodeField reads the value of one field into e. The positional and the map encoding both use it.
-func (b *Batch) decodeField(s *scanner, e *Event, f field) error {
+func (b *Batch) decodeField(s *scanner, e *Event, f field) {
 	switch {
 	case f == fieldHashes:
-		return b.decodeHashes(s, e)
+		b.decodeHashes(s, e)
+		return
 	case f == fieldTokens:
-		return b.decodeTokens(s, e)
+		b.decodeTokens(s, e)
+		return
 	case s.skipNil(): // every other field may be nil, which means absent
-		return nil
+		return
 	}
 	switch f {
 	case fieldMediaInfos, fieldMediaKeys:
-		return decodeMedia(s, e, f)
+		decodeMedia(s, e, f)
 	case fieldLookahead:
-		return b.decodeLookahead(s, e)
+		b.decodeLookahead(s, e)
 	case fieldLocal:
-		return b.decodeLocal(s, e)
+		b.decodeLocal(s, e)
 	case fieldSessionID:
-		return s.skip() // known and unused
+		s.skip() // known and unused
 	case fieldUnknown:
-		b.UnknownKeys++
-		return s.skip()
+		b.skipSurplus(s, 1)
+	default:
+		decodeScalar(s, e, f)
 	}
-	return decodeScalar(s, e, f)
 }
 
 // decodeScalar reads a field that is one value, or that stays encoded.
-func decodeScalar(s *scanner, e *Event, f field) (err error) {
+func decodeScalar(s *scanner, e *Event, f field) {
 	switch f {
 	case fieldParent:
 		integer := s.peek() == kindInt
-		e.Parent, err = s.hash()
+		e.Parent = s.hash()
 		e.HasParent = !integer || e.Parent != 0
 	case fieldBlockSize:
-		e.BlockSize, err = s.uint32(fieldNames[f])
+		e.BlockSize = s.uint32(fieldNames[f])
 	case fieldMedium:
-		if e.Medium, err = s.text(fieldNames[f]); len(e.Medium) == 0 {
+		if e.Medium = s.text(fieldNames[f]); len(e.Medium) == 0 {
 			e.Medium = nil
 		}
 	case fieldLoRAName:
-		e.LoRAName, err = s.text(fieldNames[f])
+		e.LoRAName = s.text(fieldNames[f])
 	case fieldLoRAID:
 		if s.peek() != kindInt {
-			return s.skip()
+			s.skip()
+			return
 		}
-		var id uint64
-		id, _, err = s.integer(fieldNames[f])
+		id, _ := s.integer(fieldNames[f])
 		e.HasLoRAID = id != 0
 	case fieldCacheSalt:
-		e.CacheSalt, err = s.text(fieldNames[f])
+		e.CacheSalt = s.text(fieldNames[f])
 	case fieldExtraKeys:
 		at := s.p
-		if err := s.want(kindArray, fieldNames[f]); err != nil {
-			return err
+		if s.want(kindArray, fieldNames[f]) {
+			s.skip()
 		}
-		err = s.skip()
 		e.ExtraKeys = s.b[at:s.p:s.p]
 	case fieldGroup:
-		e.HasGroup = true
-		e.Group, err = s.uint32(fieldNames[f])
+		e.HasGroup, e.Group = true, s.uint32(fieldNames[f])
 	case fieldSpecKind:
-		e.SpecKind, err = s.text(fieldNames[f])
+		e.SpecKind = s.text(fieldNames[f])
 	case fieldSlidingWindow:
 		if s.peek() != kindInt {
-			return s.skip()
-		}
-		tokens, negative, err := s.integer(fieldNames[f])
-		if err == nil && !negative {
+			s.skip()
+		} else if tokens, negative := s.integer(fieldNames[f]); !negative {
 			e.Window = uint32(min(tokens, math.MaxUint32))
 		}
-		return err
 	case fieldLocality:
-		e.Locality, err = s.text(fieldNames[f])
+		e.Locality = s.text(fieldNames[f])
 	case fieldOwnership:
-		e.Ownership, err = s.text(fieldNames[f])
+		e.Ownership = s.text(fieldNames[f])
 	}
-	return err
 }
 
-func (b *Batch) decodeHashes(s *scanner, e *Event) error {
-	n, err := s.array(fieldNames[fieldHashes])
-	if err != nil {
-		return err
-	}
-	at := len(b.hashes)
+func (b *Batch) decodeHashes(s *scanner, e *Event) {
+	n, at := s.array(fieldNames[fieldHashes]), len(b.hashes)
 	if at+n > maxHashes {
-		return s.fail("more than %d block hashes", maxHashes)
+		s.fail("more than %d block hashes", maxHashes)
+		return
 	}
 	if e.Kind == BlockRemoved && n == 1 && s.b[s.p] == 0xcf {
 		b.removal = removal{hash: s.p + 1}
 	}
-	b.hashes, err = s.hashes(b.hashes, n)
+	b.hashes = s.hashes(b.hashes, n)
 	e.Hashes = b.hashes[at:len(b.hashes):len(b.hashes)]
-	return err
 }
 
 // tokenList is where a list of token ids is: in Batch.tokens, and its encoding in the payload. It has no pointers,
@@ -755,92 +636,59 @@ type tokenList struct {
 
 // decodeTokens reads token ids. Each layer group of a hybrid model repeats those of the group before, in the same
 // encoding, which is then not decoded again: no encoding is the beginning of another one.
-func (b *Batch) decodeTokens(s *scanner, e *Event) (err error) {
+func (b *Batch) decodeTokens(s *scanner, e *Event) {
 	at, begin := len(b.tokens), s.p
 	if l := &b.latest; l.size > 0 && s.repeats(l.begin, l.size) {
 		s.p += l.size
 		e.Tokens, e.Bigram = b.tokens[l.first:l.end:l.end], l.bigram
-		return nil
+		return
 	}
-	b.tokens, e.Bigram, err = s.tokens(b.tokens)
+	sound := s.err == nil
+	b.tokens, e.Bigram = s.tokens(b.tokens)
 	e.Tokens = b.tokens[at:len(b.tokens):len(b.tokens)]
-	if err == nil {
+	if s.err == nil {
 		b.latest = tokenList{at, len(b.tokens), begin, s.p - begin, e.Bigram}
-		return nil
-	}
-	if s.p > begin && !e.Bigram && s.peek() == kindString {
+	} else if sound && s.at > begin && s.at < len(s.b) && !e.Bigram && kindOfByte[s.b[s.at]] == kindString {
 		// TensorRT-LLM sends a digest where an image or another medium is. The tokens before it are text.
 		e.noteMedia(math.MaxInt)
-		s.p = begin
-		err = s.skip()
+		s.p, s.err = begin, nil
+		s.skip()
 	}
-	return err
 }
 
 // decodeMedia reads a list with an element for each block. The element of a block without media is nil or an empty
 // list.
-func decodeMedia(s *scanner, e *Event, f field) error {
-	n, err := s.array(fieldNames[f])
-	if err != nil {
-		return err
-	}
-	for i := range n {
+func decodeMedia(s *scanner, e *Event, f field) {
+	for i := range s.array(fieldNames[f]) {
 		if s.skipNil() {
 			continue
 		}
-		begin, hasMedia := s.p, true
-		if s.peek() == kindArray {
-			keys, err := s.array(fieldNames[f])
-			if err != nil {
-				return err
-			}
-			hasMedia = keys > 0
-		}
-		if hasMedia {
+		if element := *s; s.peek() != kindArray || element.array(fieldNames[f]) > 0 {
 			e.noteMedia(i)
 		}
-		s.p = begin
-		if err := s.skip(); err != nil {
-			return err
-		}
+		s.skip()
 	}
-	return nil
 }
 
 // decodeLookahead reads a list of tokens for each block and keeps the last list: the tokens of the next block repeat
 // the others.
-func (b *Batch) decodeLookahead(s *scanner, e *Event) error {
-	n, err := s.array(fieldNames[fieldLookahead])
-	if err != nil {
-		return err
-	}
+func (b *Batch) decodeLookahead(s *scanner, e *Event) {
 	at := len(b.tokens)
-	for range n {
-		if b.tokens, _, err = s.tokens(b.tokens[:at]); err != nil {
-			return err
-		}
+	for range s.array(fieldNames[fieldLookahead]) {
+		b.tokens, _ = s.tokens(b.tokens[:at])
 	}
 	e.Lookahead = b.tokens[at:len(b.tokens):len(b.tokens)]
-	return nil
 }
 
-func (b *Batch) decodeLocal(s *scanner, e *Event) error {
-	n, err := s.array(fieldNames[fieldLocal])
-	if err != nil {
-		return err
-	}
-	at := len(b.local)
+func (b *Batch) decodeLocal(s *scanner, e *Event) {
+	n, at := s.array(fieldNames[fieldLocal]), len(b.local)
 	if at+n > maxHashes {
-		return s.fail("more than %d block hashes", maxHashes)
+		s.fail("more than %d block hashes", maxHashes)
+		return
 	}
 	b.local = slices.Grow(b.local, n)
 	for range n {
-		h, err := s.hash()
-		if err != nil {
-			return err
-		}
-		b.local = append(b.local, LocalHash(h))
+		b.local = append(b.local, LocalHash(s.hash()))
 	}
 	e.Local = b.local[at:len(b.local):len(b.local)]
-	return nil
 }

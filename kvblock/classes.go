@@ -129,8 +129,6 @@ type Group struct {
 
 // Groups returns the groups that the Normalizer knows, those of full attention first, then class by class. ok is false
 // if the blocks of classes are not known.
-//
-// They are not if the model has no full attention: stores of such a model cannot be placed by what Groups returns.
 func (n *Normalizer) Groups() (groups []Group, ok bool) {
 	for number, kind := range n.groups {
 		if kind == specMain && (!n.hasMain || number == n.mainGroup) {
@@ -147,7 +145,7 @@ func (n *Normalizer) Groups() (groups []Group, ok bool) {
 			}
 		}
 	}
-	return groups, !n.traits.UpperBound && !n.traits.WithoutFull
+	return groups, !n.traits.UpperBound
 }
 
 // LoadGroups takes over groups as another Normalizer of the same worker returned them, before the first event.
@@ -241,14 +239,12 @@ type placed struct{ main, block int }
 
 // giveUpClasses makes the worker's overlap an upper bound: from now on only full attention's blocks count.
 func (n *Normalizer) giveUpClasses() {
-	n.traits.UpperBound, n.traits.Classes, n.traits.WithoutFull = true, Classes{}, false
+	n.traits.UpperBound, n.traits.Classes = true, Classes{}
 	n.classes, n.classGroups = [MaxClasses]classState{}, nil
-	n.computed.clear()
 }
 
 // clearClasses forgets the blocks of all classes.
 func (n *Normalizer) clearClasses() {
-	n.computed.clear()
 	for i := range n.classes {
 		n.classes[i].copies = nil
 	}
@@ -258,7 +254,6 @@ func (n *Normalizer) clearClasses() {
 // n.mains are full attention's stores in the same batch.
 func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 	defer func() { n.passing = n.passing[:0] }()
-	withoutFull := len(n.passing) > 0 && n.withoutFull()
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		if n.traits.UpperBound {
@@ -271,12 +266,8 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 			n.clearClasses()
 		}
 	}
-	if withoutFull {
-		ops = n.fitComputed(ops)
-	} else {
-		n.fitClasses()
-	}
-	n.placed, n.stretch.ok, n.stretch.tokens = false, false, nil
+	n.fitClasses()
+	n.placed = false
 	for _, i := range n.passing {
 		e := &b.Events[i]
 		g, known := n.classGroups[e.Group]
@@ -286,12 +277,7 @@ func (n *Normalizer) appendClasses(b *Batch, ops []Operation) []Operation {
 		case !known:
 			ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropNonMainGroup})
 		case e.Kind != BlockStored:
-			if withoutFull {
-				n.computed.remove(e.Hashes)
-			}
 			ops = n.appendClassRemoval(e, g, ops)
-		case withoutFull:
-			ops = n.appendComputedStore(e, g, ops)
 		case int(n.traits.Classes[g.class].BlockSize) < n.traits.BlockSize:
 			ops = n.appendPartStore(b, e, g, ops)
 		default:

@@ -34,13 +34,6 @@ type Stored struct {
 	Parent    EngineHash // meaningless without HasParent
 	Blocks    []StoredBlock
 	Tier      Tier
-	Place     *Place // where Blocks[0] is, if the worker may not hold the block before it; nil: behind Parent
-}
-
-// Place is a block's place in a prompt. The block's Stored says whether there is a block before it.
-type Place struct {
-	Before SequenceHash // of the block before it
-	Depth  int          // blocks before it
 }
 
 // StoredBlock is one block of a Stored.

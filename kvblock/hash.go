@@ -76,13 +76,10 @@ func appendSalted(dst []LocalHash, tokens []Token, o HashOptions, salt uint64) [
 		return dst
 	}
 	dst = slices.Grow(dst, blocks)
-	if !o.EAGLE && len(o.MediaHashes) == 0 {
-		switch o.BlockSize {
-		case 16, 32, 64:
-			dst = dst[:len(dst)+blocks]
-			hashTokens(dst[len(dst)-blocks:], tokens, o.BlockSize, salt)
-			return dst
-		}
+	if o.BlockSize == 16 && !o.EAGLE && len(o.MediaHashes) == 0 {
+		dst = dst[:len(dst)+blocks]
+		hash16(dst[len(dst)-blocks:], tokens, salt)
+		return dst
 	}
 	window := o.BlockSize
 	if o.EAGLE {

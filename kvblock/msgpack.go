@@ -17,13 +17,28 @@ const maxDepth = 32
 
 // scanner reads msgpack values from b, which it never changes. It checks every length against the remaining bytes
 // before anything is allocated: an array of n elements takes at least n bytes, a map of n pairs at least 2n.
+//
+// It keeps the first error, which moves it to the end of b, so that all later reads fail and return zeros.
 type scanner struct {
-	b []byte
-	p int // position of the next unread byte
+	b   []byte
+	p   int // position of the next unread byte
+	err error
+	at  int // position of the error
 }
 
-func (s *scanner) fail(format string, args ...any) error {
-	return fmt.Errorf("%w: byte %d: %s", ErrMalformed, s.p, fmt.Sprintf(format, args...))
+func (s *scanner) fail(format string, args ...any) {
+	if s.err == nil {
+		s.err, s.at = fmt.Errorf("%w: byte %d: %s", ErrMalformed, s.p, fmt.Sprintf(format, args...)), s.p
+	}
+	s.p = len(s.b)
+}
+
+// end fails unless all of b was read, and returns the error.
+func (s *scanner) end(what string) error {
+	if s.p != len(s.b) {
+		s.fail("%d bytes after the %s", len(s.b)-s.p, what)
+	}
+	return s.err
 }
 
 // kind is the family of a msgpack value.
@@ -77,48 +92,49 @@ var kindOfByte = func() (kinds [256]kind) {
 	return kinds
 }()
 
-// want returns an error unless the next value is of kind k.
-func (s *scanner) want(k kind, what string) error {
+// want fails unless the next value is of kind k, and reports whether it is.
+func (s *scanner) want(k kind, what string) bool {
 	if s.peek() == k {
-		return nil
+		return true
 	}
-	return s.kindError(k, what)
+	s.wrongKind(k, what)
+	return false
 }
 
-// kindError is the error of want. It is a function of its own so that the compiler can inline want.
-func (s *scanner) kindError(k kind, what string) error {
+// wrongKind is the failure of want. It is a function of its own so that the compiler can inline want.
+func (s *scanner) wrongKind(k kind, what string) {
 	if s.p >= len(s.b) {
-		return s.fail("%s: input ends", what)
+		s.fail("%s: input ends", what)
+	} else {
+		s.fail("%s: %v, want %v", what, s.peek(), k)
 	}
-	return s.fail("%s: %v, want %v", what, s.peek(), k)
 }
 
-// take consumes n bytes.
-func (s *scanner) take(n int) ([]byte, error) {
+// take consumes n bytes. It returns nil if there are fewer.
+func (s *scanner) take(n int) []byte {
 	if n > len(s.b)-s.p {
-		return nil, s.fail("%d bytes wanted, %d left", n, len(s.b)-s.p)
+		s.fail("%d bytes wanted, %d left", n, len(s.b)-s.p)
+		return nil
 	}
 	b := s.b[s.p : s.p+n : s.p+n]
 	s.p += n
-	return b, nil
+	return b
 }
 
 // bigEndian consumes n bytes (1, 2, 4 or 8) as an unsigned number.
-func (s *scanner) bigEndian(n int) (uint64, error) {
-	b, err := s.take(n)
-	if err != nil {
-		return 0, err
-	}
-	switch n {
+func (s *scanner) bigEndian(n int) uint64 {
+	b := s.take(n)
+	switch len(b) {
 	case 8:
-		return binary.BigEndian.Uint64(b), nil
+		return binary.BigEndian.Uint64(b)
 	case 4:
-		return uint64(binary.BigEndian.Uint32(b)), nil
+		return uint64(binary.BigEndian.Uint32(b))
 	case 2:
-		return uint64(binary.BigEndian.Uint16(b)), nil
-	default:
-		return uint64(b[0]), nil
+		return uint64(binary.BigEndian.Uint16(b))
+	case 1:
+		return uint64(b[0])
 	}
+	return 0
 }
 
 // skipNil consumes a nil if it is next, and reports whether it was.
@@ -141,52 +157,56 @@ func (s *scanner) repeats(begin, n int) bool {
 }
 
 // integer reads an integer. It returns its 64 bits in two's complement, and whether it is negative.
-func (s *scanner) integer(what string) (v uint64, negative bool, err error) {
-	if err := s.want(kindInt, what); err != nil {
-		return 0, false, err
+func (s *scanner) integer(what string) (v uint64, negative bool) {
+	if !s.want(kindInt, what) {
+		return 0, false
 	}
 	c := s.b[s.p]
 	s.p++
 	switch {
 	case c <= 0x7f:
-		return uint64(c), false, nil
+		return uint64(c), false
 	case c >= 0xe0:
-		return uint64(int64(int8(c))), true, nil
+		return uint64(int64(int8(c))), true
 	case c <= 0xcf: // unsigned, 1 << (c-0xcc) bytes
-		v, err = s.bigEndian(1 << (c - 0xcc))
-		return v, false, err
-	default: // signed
-		size := 1 << (c - 0xd0)
-		v, err = s.bigEndian(size)
-		shift := 64 - 8*size
-		v = uint64(int64(v<<shift) >> shift)
-		return v, int64(v) < 0, err
+		return s.bigEndian(1 << (c - 0xcc)), false
 	}
+	size := 1 << (c - 0xd0) // signed
+	shift := 64 - 8*size
+	v = uint64(int64(s.bigEndian(size)<<shift) >> shift)
+	return v, int64(v) < 0
 }
 
 // uint32 reads a number from 0 to 2^32-1.
-func (s *scanner) uint32(what string) (uint32, error) {
+func (s *scanner) uint32(what string) uint32 {
 	at := s.p
-	v, negative, err := s.integer(what)
-	if err != nil {
-		return 0, err
-	}
+	v, negative := s.integer(what)
 	if negative || v > math.MaxUint32 {
 		s.p = at
-		return 0, s.fail("%s: number out of range", what)
+		s.fail("%s: number out of range", what)
+		return 0
 	}
-	return uint32(v), nil
+	return uint32(v)
 }
 
-// text reads a string. The result aliases the input and is not nil.
-func (s *scanner) text(what string) ([]byte, error) {
+// count reads a number from 0 to 2^64-1.
+func (s *scanner) count(what string) uint64 {
+	v, negative := s.integer(what)
+	if negative {
+		s.fail("%s: negative", what)
+	}
+	return v
+}
+
+// text reads a string. The result aliases the input; it is nil only on an error.
+func (s *scanner) text(what string) []byte {
 	if b := s.b[s.p:]; len(b) > 0 && b[0]&0xe0 == 0xa0 && int(b[0]&0x1f) < len(b) { // the usual encoding
 		n := 1 + int(b[0]&0x1f)
 		s.p += n
-		return b[1:n:n], nil
+		return b[1:n:n]
 	}
-	if err := s.want(kindString, what); err != nil {
-		return nil, err
+	if !s.want(kindString, what) {
+		return nil
 	}
 	c := s.b[s.p]
 	s.p++
@@ -196,10 +216,10 @@ func (s *scanner) text(what string) ([]byte, error) {
 	return s.sized(1 << (c - 0xd9))
 }
 
-// bytes reads a byte string. The result aliases the input and is not nil.
-func (s *scanner) bytes(what string) ([]byte, error) {
-	if err := s.want(kindBytes, what); err != nil {
-		return nil, err
+// bytes reads a byte string. The result aliases the input; it is nil only on an error.
+func (s *scanner) bytes(what string) []byte {
+	if !s.want(kindBytes, what) {
+		return nil
 	}
 	c := s.b[s.p]
 	s.p++
@@ -207,131 +227,101 @@ func (s *scanner) bytes(what string) ([]byte, error) {
 }
 
 // sized consumes a length of n bytes, and then as many bytes as that length says.
-func (s *scanner) sized(n int) ([]byte, error) {
-	size, err := s.bigEndian(n)
-	if err != nil {
-		return nil, err
-	}
-	return s.take(int(size)) // at most 2^32-1; take checks it
+func (s *scanner) sized(n int) []byte {
+	return s.take(int(s.bigEndian(n))) // at most 2^32-1; take checks it
 }
 
-// array reads an array's header and returns its length.
-func (s *scanner) array(what string) (int, error) {
+// array reads an array's header and returns its length; 0 on an error.
+func (s *scanner) array(what string) int {
 	if b := s.b[s.p:]; len(b) > 0 && b[0]&0xf0 == 0x90 && int(b[0]&0x0f) < len(b) { // the usual encoding
 		s.p++
-		return int(b[0] & 0x0f), nil
+		return int(b[0] & 0x0f)
 	} else if len(b) >= 3 && b[0] == 0xdc && int(binary.BigEndian.Uint16(b[1:])) <= len(b)-3 {
 		s.p += 3
-		return int(binary.BigEndian.Uint16(b[1:])), nil
+		return int(binary.BigEndian.Uint16(b[1:]))
 	}
-	if err := s.want(kindArray, what); err != nil {
-		return 0, err
+	return s.header(kindArray, 0xdc, 1, what)
+}
+
+// dict reads a map's header and returns its number of pairs; 0 on an error.
+func (s *scanner) dict(what string) int { return s.header(kindMap, 0xde, 2, what) }
+
+// header reads the header of an array or map, whose length follows the first byte from wide on. It checks that as many
+// elements of at least size bytes each fit into the remaining bytes.
+func (s *scanner) header(k kind, wide byte, size int, what string) int {
+	if !s.want(k, what) {
+		return 0
 	}
 	c := s.b[s.p]
 	s.p++
 	n := uint64(c & 0x0f)
-	if c >= 0xdc {
-		var err error
-		if n, err = s.bigEndian(2 << (c - 0xdc)); err != nil {
-			return 0, err
-		}
+	if c >= wide {
+		n = s.bigEndian(2 << (c - wide))
 	}
-	return s.length(n, 1, what)
-}
-
-// dict reads a map's header and returns its number of pairs.
-func (s *scanner) dict(what string) (int, error) {
-	if err := s.want(kindMap, what); err != nil {
-		return 0, err
-	}
-	c := s.b[s.p]
-	s.p++
-	n := uint64(c & 0x0f)
-	if c >= 0xde {
-		var err error
-		if n, err = s.bigEndian(2 << (c - 0xde)); err != nil {
-			return 0, err
-		}
-	}
-	return s.length(n, 2, what)
-}
-
-// length checks that n elements of at least size bytes each fit into the remaining bytes.
-func (s *scanner) length(n uint64, size int, what string) (int, error) {
 	if n > uint64((len(s.b)-s.p)/size) {
-		return 0, s.fail("%s: %d elements announced, %d bytes left", what, n, len(s.b)-s.p)
+		s.fail("%s: %d elements announced, %d bytes left", what, n, len(s.b)-s.p)
+		return 0
 	}
-	return int(n), nil
+	return int(n)
 }
 
 // float reads a float or an integer.
-func (s *scanner) float(what string) (float64, error) {
+func (s *scanner) float(what string) float64 {
 	if s.peek() == kindInt {
-		v, negative, err := s.integer(what)
+		v, negative := s.integer(what)
 		if negative {
-			return float64(int64(v)), err
+			return float64(int64(v))
 		}
-		return float64(v), err
+		return float64(v)
 	}
-	if err := s.want(kindFloat, what); err != nil {
-		return 0, err
+	if !s.want(kindFloat, what) {
+		return 0
 	}
 	double := s.b[s.p] == 0xcb
 	s.p++
 	if double {
-		v, err := s.bigEndian(8)
-		return math.Float64frombits(v), err
+		return math.Float64frombits(s.bigEndian(8))
 	}
-	v, err := s.bigEndian(4)
-	return float64(math.Float32frombits(uint32(v))), err
+	return float64(math.Float32frombits(uint32(s.bigEndian(4))))
 }
 
 // skip consumes one value of any kind.
-func (s *scanner) skip() error { return s.skipNested(0) }
+func (s *scanner) skip() { s.skipNested(0) }
 
-func (s *scanner) skipNested(depth int) error {
+func (s *scanner) skipNested(depth int) {
 	if depth > maxDepth {
-		return s.fail("nested deeper than %d", maxDepth)
+		s.fail("nested deeper than %d", maxDepth)
 	}
-	var n int
-	var err error
+	n := 0
 	switch k := s.peek(); k {
 	case kindNil, kindBool:
 		s.p++
 	case kindInt:
-		_, _, err = s.integer("integer")
+		s.integer("integer")
 	case kindFloat:
-		_, err = s.float("float")
+		s.float("float")
 	case kindString:
-		_, err = s.text("string")
+		s.text("string")
 	case kindBytes:
-		_, err = s.bytes("bytes")
+		s.bytes("bytes")
 	case kindArray:
-		n, err = s.array("array")
+		n = s.array("array")
 	case kindMap:
-		n, err = s.dict("map")
-		n *= 2
+		n = 2 * s.dict("map")
 	case kindExt:
-		err = s.skipExt()
+		s.skipExt()
 	default:
-		return s.fail("no value")
+		s.fail("no value")
 	}
-	if err != nil {
-		return err
-	}
-	for range n {
-		if s.skipNil() { // the most usual element: extra keys of a block of text
-			continue
-		}
-		if err := s.skipNested(depth + 1); err != nil {
-			return err
+	for ; n > 0 && s.err == nil; n-- {
+		if !s.skipNil() { // the most usual element: extra keys of a block of text
+			s.skipNested(depth + 1)
 		}
 	}
-	return nil
 }
 
 // skipExt consumes an extension: a length (from 0xd4 on, the first byte implies it), a type byte and the data.
-func (s *scanner) skipExt() error {
+func (s *scanner) skipExt() {
 	c := s.b[s.p]
 	s.p++
 	size := uint64(1) << (c & 0x03)
@@ -339,53 +329,38 @@ func (s *scanner) skipExt() error {
 	case c == 0xd8:
 		size = 16
 	case c <= 0xc9:
-		var err error
-		if size, err = s.bigEndian(1 << (c - 0xc7)); err != nil {
-			return err
-		}
+		size = s.bigEndian(1 << (c - 0xc7))
 	}
-	_, err := s.take(int(size) + 1)
-	return err
+	s.take(int(size) + 1)
 }
 
 // tokens appends an array of token ids to dst. Engines that draft with EAGLE send pairs [t[i], t[i+1]] instead. The
 // result is then the first token of each pair and the second of the last pair, and bigram is true. On an error the
 // result holds the tokens read before it.
-func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool, err error) {
-	n, err := s.array("token_ids")
-	if err != nil {
-		return dst, false, err
-	}
-	bigram = n > 0 && s.peek() == kindArray
-	if !bigram {
-		dst, err = s.plainTokens(dst, n)
-		return dst, false, err
+func (s *scanner) tokens(dst []Token) (_ []Token, bigram bool) {
+	n := s.array("token_ids")
+	if n == 0 || s.peek() != kindArray {
+		return s.plainTokens(dst, n), false
 	}
 	for i := range n {
-		if pair, err := s.array("token pair"); err != nil {
-			return dst, true, err
-		} else if pair != 2 {
-			return dst, true, s.fail("token pair of %d", pair)
+		if pair := s.array("token pair"); pair != 2 {
+			s.fail("token pair of %d", pair)
 		}
-		first, err := s.uint32("token id")
-		if err != nil {
-			return dst, true, err
-		}
-		second, err := s.uint32("token id")
-		if err != nil {
-			return dst, true, err
+		first, second := s.uint32("token id"), s.uint32("token id")
+		if s.err != nil {
+			break
 		}
 		dst = append(dst, Token(first))
 		if i == n-1 {
 			dst = append(dst, Token(second))
 		}
 	}
-	return dst, bigram, nil
+	return dst, true
 }
 
 // plainTokens reads n numbers. Decoding spends most of its time here, so this function itself reads the encodings that
 // engines use for token ids.
-func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
+func (s *scanner) plainTokens(dst []Token, n int) []Token {
 	dst = slices.Grow(dst, n)
 	to := dst[len(dst) : len(dst)+n]
 	b, p := s.b, s.p
@@ -406,19 +381,17 @@ func (s *scanner) plainTokens(dst []Token, n int) ([]Token, error) {
 			}
 		}
 		s.p = p
-		t, err := s.uint32("token id")
-		if err != nil {
-			return dst[:len(dst)+i], err
+		if to[i] = Token(s.uint32("token id")); s.err != nil {
+			return dst[:len(dst)+i]
 		}
-		to[i] = Token(t)
 		p = s.p
 	}
 	s.p = p
-	return dst[:len(dst)+n], nil
+	return dst[:len(dst)+n]
 }
 
-// hashes reads n block hashes.
-func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
+// hashes appends n block hashes to dst.
+func (s *scanner) hashes(dst []EngineHash, n int) []EngineHash {
 	dst = slices.Grow(dst, n)
 	for range n {
 		if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // the usual encoding
@@ -426,32 +399,28 @@ func (s *scanner) hashes(dst []EngineHash, n int) ([]EngineHash, error) {
 			s.p += 9
 			continue
 		}
-		h, err := s.hash()
-		if err != nil {
-			return dst, err
+		if dst = append(dst, s.hash()); s.err != nil {
+			break
 		}
-		dst = append(dst, h)
 	}
-	return dst, nil
+	return dst
 }
 
 // hash reads an engine hash: an integer of either sign, whose 64 bits are the hash, or a digest. vLLM sends the last 8
 // bytes of the digest when it is configured to send integers.
-func (s *scanner) hash() (EngineHash, error) {
+func (s *scanner) hash() EngineHash {
 	if b := s.b[s.p:]; len(b) >= 9 && b[0] == 0xcf { // the usual encoding
 		s.p += 9
-		return EngineHash(binary.BigEndian.Uint64(b[1:])), nil
+		return EngineHash(binary.BigEndian.Uint64(b[1:]))
 	}
 	if s.peek() != kindBytes {
-		v, _, err := s.integer("block hash")
-		return EngineHash(v), err
+		v, _ := s.integer("block hash")
+		return EngineHash(v)
 	}
-	b, err := s.bytes("block hash")
-	if err != nil {
-		return 0, err
-	}
+	b := s.bytes("block hash")
 	if len(b) < 8 {
-		return 0, s.fail("block hash of %d bytes, want at least 8", len(b))
+		s.fail("block hash of %d bytes, want at least 8", len(b))
+		return 0
 	}
-	return EngineHash(binary.BigEndian.Uint64(b[len(b)-8:])), nil
+	return EngineHash(binary.BigEndian.Uint64(b[len(b)-8:]))
 }

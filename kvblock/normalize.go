@@ -105,7 +105,6 @@ type Normalizer struct {
 
 	classes     [MaxClasses]classState // of traits.Classes
 	classGroups map[uint32]classGroup
-	computed    computedHashes
 
 	*buffers // the batch's, during Normalize; otherwise nil
 }
@@ -124,10 +123,6 @@ type buffers struct {
 	places      map[EngineHash]placed // of the blocks in mains, if placed
 	placed      bool
 	droppedMain bool // since the last clear, a store of full attention or a part of one was dropped
-
-	stretch       stretch // of the latest store of a worker without full attention
-	stretchPlaces []Place
-	serialised    []byte
 }
 
 // Traits describe how a worker cuts prompts into blocks, as its events show. A lookup for the worker must cut prompts
@@ -145,8 +140,6 @@ type Traits struct {
 	Window int
 	// Classes are the layer groups beside full attention. A class's blocks are in tier ClassTier of its index.
 	Classes Classes
-	// WithoutFull says that the model has no full attention: Classes are all its layers.
-	WithoutFull bool
 }
 
 // NewNormalizer returns a Normalizer for a worker with this block size, in tokens. A size below 1 means unknown: the
@@ -180,7 +173,6 @@ func (n *Normalizer) Reset() {
 		finestOther:    n.finestOther,
 		tailLimit:      n.tailLimit,
 		unmarked:       n.unmarked,
-		computed:       computedHashes{of: n.computed.of},
 	}
 }
 
@@ -192,7 +184,6 @@ func (n *Normalizer) Reset() {
 func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 	n.buffers = &b.buffers
 	n.blocks, n.passing, n.mains, n.droppedMain = n.blocks[:0], n.passing[:0], n.mains[:0], false
-	n.stretchPlaces = n.stretchPlaces[:0]
 	if n.traits.BlockSize == 0 {
 		n.noteOtherGroups(b)
 	}
@@ -202,10 +193,6 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 		if reason == passing {
 			n.passing = append(n.passing, i)
 			continue
-		}
-		if n.traits.WithoutFull && e.Kind == BlockStored && tier == TierDevice &&
-			(reason == "" || specKindOf(e.SpecKind) == specMain) {
-			ops = n.endWithoutFull(e, ops)
 		}
 		if reason != "" {
 			n.droppedMain = n.droppedMain || e.Kind == BlockStored && tier == TierDevice
@@ -221,10 +208,8 @@ func (n *Normalizer) Normalize(b *Batch, ops []Operation) []Operation {
 				hashes = n.removeTails(hashes)
 			}
 			if len(hashes) > 0 {
-				ops = append(
-					ops,
-					Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: hashes, Tier: tier}},
-				)
+				ops = append(ops,
+					Operation{Kind: OpRemoved, Event: e.Kind, Removed: Removed{Hashes: hashes, Tier: tier}})
 			}
 			if len(hashes) < len(e.Hashes) {
 				ops = append(ops, Operation{Kind: OpDropped, Event: e.Kind, Reason: DropPromptTail})
@@ -459,10 +444,8 @@ func (n *Normalizer) appendStored(b *Batch, i int, tier Tier, ns namespace, ops 
 			return drop(DropPromptTail)
 		}
 		n.droppedMain = true
-		return append(
-			ops,
-			Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize},
-		)
+		return append(ops,
+			Operation{Kind: OpDropped, Event: BlockStored, Reason: DropBlockSize, BlockSize: e.BlockSize})
 	}
 	if len(n.tails) > 0 {
 		for _, h := range e.Hashes {
@@ -649,8 +632,7 @@ func textOf(item []byte) []byte {
 	if s.peek() != kindString {
 		return nil
 	}
-	text, _ := s.text("extra key") // DecodeBatch has read it before
-	return text
+	return s.text("extra key")
 }
 
 // mediaHashes returns for each block the hashes of its media and digests of embeddings. They distinguish e's blocks
@@ -678,14 +660,13 @@ func (n *Normalizer) mediaHashes(e *Event) [][]uint64 {
 		s := scanner{b: item}
 		switch s.peek() {
 		case kindArray:
-			if size, err := s.array("extra key"); err == nil && size == 2 {
+			if s.array("extra key") == 2 {
 				if id := textOf(item[s.p:]); len(id) > 0 {
 					h, ok = mediaHash(id), true
 				}
 			}
 		case kindBytes:
-			digest, _ := s.bytes("extra key") // DecodeBatch has read it before
-			h, ok = xxh3.Hash(digest), true
+			h, ok = xxh3.Hash(s.bytes("extra key")), true
 		case kindString:
 			text := textOf(item)
 			switch {
@@ -746,24 +727,14 @@ func eachExtraKey(extraKeys []byte, yield func(block int, item []byte) bool) {
 		return
 	}
 	s := scanner{b: extraKeys}
-	blocks, err := s.array("extra_keys")
-	if err != nil {
-		return
-	}
-	for block := range blocks {
+	for block := range s.array("extra_keys") {
 		if s.peek() != kindArray {
-			if s.skip() != nil {
-				return
-			}
+			s.skip()
 			continue
 		}
-		items, err := s.array("extra_keys")
-		if err != nil {
-			return
-		}
-		for range items {
+		for range s.array("extra_keys") {
 			at := s.p
-			if s.skip() != nil || !yield(block, s.b[at:s.p]) {
+			if s.skip(); s.err != nil || !yield(block, s.b[at:s.p]) {
 				return
 			}
 		}

@@ -31,20 +31,11 @@ const planeVersion = 1
 // Errors wrap ErrMalformed. Source: dynamo-runtime 1.6.1, transports::event_plane.
 func UnframePlane(frame []byte) (envelope []byte, err error) {
 	s := &scanner{b: frame}
-	version, err := s.bigEndian(1)
-	if err != nil {
-		return nil, err
+	if version := s.bigEndian(1); version != planeVersion {
+		s.fail("event plane frame of version %d, want %d", version, planeVersion)
 	}
-	if version != planeVersion {
-		return nil, s.fail("event plane frame of version %d, want %d", version, planeVersion)
-	}
-	if envelope, err = s.sized(4); err != nil {
-		return nil, err
-	}
-	if s.p != len(frame) {
-		return nil, s.fail("%d bytes after the envelope", len(frame)-s.p)
-	}
-	return envelope, nil
+	envelope = s.sized(4)
+	return envelope, s.end("envelope")
 }
 
 // DecodePlane decodes the envelope of one message into b, replacing what it held. Block hashes are already Dynamo's
@@ -57,157 +48,95 @@ func UnframePlane(frame []byte) (envelope []byte, err error) {
 // (RouterEvent).
 func DecodePlane(envelope []byte, b *PlaneBatch) error {
 	*b = PlaneBatch{Events: b.Events[:0], blocks: b.blocks[:0], hashes: b.hashes[:0]}
-	s := &scanner{b: envelope}
-	payload, err := b.envelope(s)
+	payload, err := b.envelope(envelope)
 	if err != nil {
 		return err
 	}
-	if s.p != len(envelope) {
-		return s.fail("%d bytes after the envelope", len(envelope)-s.p)
-	}
-	s = &scanner{b: payload}
-	n, err := s.array("router events")
-	if err != nil {
-		return err
-	}
+	s := &scanner{b: payload}
+	n := s.array("router events")
 	if n > maxEvents {
-		return s.fail("%d events, want at most %d", n, maxEvents)
+		s.fail("%d events, want at most %d", n, maxEvents)
 	}
-	for range n {
+	for ; n > 0 && s.err == nil; n-- {
 		b.Events = append(b.Events, RouterEvent{})
-		if err := b.routerEvent(s, &b.Events[len(b.Events)-1]); err != nil {
-			return err
-		}
+		b.routerEvent(s, &b.Events[len(b.Events)-1])
 	}
-	if s.p != len(payload) {
-		return s.fail("%d bytes after the router events", len(payload)-s.p)
-	}
-	return nil
+	return s.end("router events")
 }
 
 // unknown skips and counts the value of an unknown key.
-func (b *PlaneBatch) unknown(s *scanner) error {
+func (b *PlaneBatch) unknown(s *scanner) {
 	b.UnknownKeys++
-	return s.skip()
+	s.skip()
 }
 
-func (b *PlaneBatch) envelope(s *scanner) (payload []byte, err error) {
-	n, err := s.dict("envelope")
-	if err != nil {
-		return nil, err
-	}
+// envelope reads an envelope, and returns its payload.
+func (b *PlaneBatch) envelope(envelope []byte) (payload []byte, err error) {
+	s := &scanner{b: envelope}
 	var publisher, sequence bool
-	for range n {
-		key, err := s.text("envelope key")
-		if err != nil {
-			return nil, err
-		}
-		switch string(key) {
+	for range s.dict("envelope") {
+		switch string(s.text("envelope key")) {
 		case "publisher_id":
-			publisher = true
-			b.Publisher, err = s.count("publisher_id")
+			publisher, b.Publisher = true, s.count("publisher_id")
 		case "sequence":
-			sequence = true
-			b.Sequence, err = s.count("sequence")
+			sequence, b.Sequence = true, s.count("sequence")
 		case "payload":
-			payload, err = s.bytes("payload")
+			payload = s.bytes("payload")
 		case "published_at", "topic":
-			err = s.skip()
+			s.skip()
 		default:
-			err = b.unknown(s)
-		}
-		if err != nil {
-			return nil, err
+			b.unknown(s)
 		}
 	}
 	if !publisher || !sequence || payload == nil {
-		return nil, s.fail("envelope without publisher_id, sequence or payload")
+		s.fail("envelope without publisher_id, sequence or payload")
 	}
-	return payload, nil
+	return payload, s.end("envelope")
 }
 
-func (b *PlaneBatch) routerEvent(s *scanner, e *RouterEvent) error {
-	n, err := s.dict("router event")
-	if err != nil {
-		return err
-	}
+func (b *PlaneBatch) routerEvent(s *scanner, e *RouterEvent) {
 	tier, known, local, owned := TierDevice, true, true, false
 	op := &e.Operation
-	for range n {
-		key, err := s.text("router event key")
-		if err != nil {
-			return err
-		}
-		switch string(key) {
+	for range s.dict("router event") {
+		switch string(s.text("router event key")) {
 		case "worker_id":
-			owned = true
-			e.Instance, err = s.count("worker_id")
+			owned, e.Instance = true, s.count("worker_id")
 		case "storage_tier":
-			var name []byte
-			if name, err = s.text("storage_tier"); err == nil {
-				tier, known = TierNamed(string(name))
-			}
+			tier, known = TierNamed(string(s.text("storage_tier")))
 		case "residency_domain":
-			var domain []byte
-			domain, err = s.text("residency_domain")
-			local = string(domain) == "worker"
+			local = string(s.text("residency_domain")) == "worker"
 		case "event":
-			err = b.event(s, e)
+			b.event(s, e)
 		default:
-			err = b.unknown(s)
-		}
-		if err != nil {
-			return err
+			b.unknown(s)
 		}
 	}
 	op.Stored.Tier, op.Removed.Tier = tier, tier
 	switch {
 	case !owned || op.Kind == 0:
-		return s.fail("router event without worker_id or data")
+		s.fail("router event without worker_id or data")
 	case op.Kind == OpDropped:
 	case !local:
 		*op = Operation{Kind: OpDropped, Event: op.Event, Reason: DropNonLocal}
 	case !known:
 		*op = Operation{Kind: OpDropped, Event: op.Event, Reason: DropUnknownMedium}
 	}
-	return nil
 }
 
-func (b *PlaneBatch) event(s *scanner, e *RouterEvent) error {
-	n, err := s.dict("event")
-	if err != nil {
-		return err
-	}
-	for range n {
-		key, err := s.text("event key")
-		if err != nil {
-			return err
-		}
-		switch string(key) {
+func (b *PlaneBatch) event(s *scanner, e *RouterEvent) {
+	for range s.dict("event") {
+		switch string(s.text("event key")) {
 		case "event_id":
-			e.ID, err = s.count("event_id")
+			e.ID = s.count("event_id")
 		case "dp_rank":
-			e.Rank, err = s.uint32("dp_rank")
+			e.Rank = s.uint32("dp_rank")
 		case "data":
 			e.Operation = Operation{}
-			err = b.change(s, &e.Operation)
+			b.change(s, &e.Operation)
 		default:
-			err = b.unknown(s)
-		}
-		if err != nil {
-			return err
+			b.unknown(s)
 		}
 	}
-	return nil
-}
-
-// count reads a number from 0 to 2^64-1.
-func (s *scanner) count(what string) (uint64, error) {
-	v, negative, err := s.integer(what)
-	if err == nil && negative {
-		return 0, s.fail("%s: negative", what)
-	}
-	return v, err
 }
 
 // TierNamed returns the tier whose String is name, and whether there is one.
@@ -221,149 +150,86 @@ func TierNamed(name string) (Tier, bool) {
 }
 
 // change reads the data of an event: {"stored": …}, {"removed": …} or "cleared".
-func (b *PlaneBatch) change(s *scanner, op *Operation) error {
-	var tag []byte
-	var err error
+func (b *PlaneBatch) change(s *scanner, op *Operation) {
 	bare := s.peek() == kindString
-	if bare {
-		tag, err = s.text("event data")
-	} else {
-		var n int
-		if n, err = s.dict("event data"); err == nil && n != 1 {
-			return s.fail("event data of %d kinds, want 1", n)
-		}
-		if err == nil {
-			tag, err = s.text("event data")
+	if !bare {
+		if n := s.dict("event data"); n != 1 {
+			s.fail("event data of %d kinds, want 1", n)
 		}
 	}
-	if err != nil {
-		return err
-	}
+	tag := string(s.text("event data"))
 	switch {
-	case string(tag) == "stored" && !bare:
+	case tag == "stored" && !bare:
 		op.Kind, op.Event = OpStored, BlockStored
-		return b.storedBlocks(s, &op.Stored)
-	case string(tag) == "removed" && !bare:
+		b.storedBlocks(s, &op.Stored)
+		return
+	case tag == "removed" && !bare:
 		op.Kind, op.Event = OpRemoved, BlockRemoved
-		return b.removedBlocks(s, &op.Removed)
-	case string(tag) == "cleared":
+		b.removedBlocks(s, &op.Removed)
+		return
+	case tag == "cleared":
 		op.Kind, op.Event = OpCleared, AllBlocksCleared
 	default:
 		op.Kind, op.Event, op.Reason = OpDropped, Ignored, DropIgnored
 	}
-	if bare {
-		return nil
+	if !bare {
+		s.skip()
 	}
-	return s.skip()
 }
 
-func (b *PlaneBatch) storedBlocks(s *scanner, stored *Stored) error {
-	n, err := s.dict("stored")
-	if err != nil {
-		return err
-	}
+func (b *PlaneBatch) storedBlocks(s *scanner, stored *Stored) {
 	begin := len(b.blocks)
-	for range n {
-		key, err := s.text("stored key")
-		if err != nil {
-			return err
-		}
-		switch string(key) {
+	for range s.dict("stored") {
+		switch string(s.text("stored key")) {
 		case "parent_hash":
 			if stored.HasParent = !s.skipNil(); stored.HasParent {
-				stored.Parent, err = s.hash()
+				stored.Parent = s.hash()
 			}
 		case "start_position":
-			err = s.skip()
+			s.skip()
 		case "blocks":
-			var count int
-			if count, err = s.array("blocks"); err != nil {
-				return err
-			}
-			for range count {
-				if err := b.storedBlock(s); err != nil {
-					return err
-				}
+			for n := s.array("blocks"); n > 0 && s.err == nil; n-- {
+				b.storedBlock(s)
 			}
 		default:
-			err = b.unknown(s)
-		}
-		if err != nil {
-			return err
+			b.unknown(s)
 		}
 	}
 	if stored.Blocks = b.blocks[begin:len(b.blocks):len(b.blocks)]; len(stored.Blocks) == 0 {
-		return s.fail("stored without blocks")
+		s.fail("stored without blocks")
 	}
-	return nil
 }
 
-func (b *PlaneBatch) storedBlock(s *scanner) error {
-	n, err := s.dict("block")
-	if err != nil {
-		return err
-	}
+func (b *PlaneBatch) storedBlock(s *scanner) {
 	var block StoredBlock
 	var named, hashed bool
-	for range n {
-		key, err := s.text("block key")
-		if err != nil {
-			return err
-		}
-		switch string(key) {
+	for range s.dict("block") {
+		switch string(s.text("block key")) {
 		case "block_hash":
-			named = true
-			block.Engine, err = s.hash()
+			named, block.Engine = true, s.hash()
 		case "tokens_hash":
-			hashed = true
-			var v uint64
-			v, _, err = s.integer("tokens_hash")
-			block.Local = LocalHash(v)
+			v, _ := s.integer("tokens_hash")
+			hashed, block.Local = true, LocalHash(v)
 		case "mm_extra_info": // tokens_hash already covers it
-			err = s.skip()
+			s.skip()
 		default:
-			err = b.unknown(s)
-		}
-		if err != nil {
-			return err
+			b.unknown(s)
 		}
 	}
 	if !named || !hashed {
-		return s.fail("block without block_hash or tokens_hash")
+		s.fail("block without block_hash or tokens_hash")
 	}
 	b.blocks = append(b.blocks, block)
-	return nil
 }
 
-func (b *PlaneBatch) removedBlocks(s *scanner, removed *Removed) error {
-	n, err := s.dict("removed")
-	if err != nil {
-		return err
-	}
+func (b *PlaneBatch) removedBlocks(s *scanner, removed *Removed) {
 	begin := len(b.hashes)
-	for range n {
-		key, err := s.text("removed key")
-		if err != nil {
-			return err
-		}
-		if string(key) != "block_hashes" {
-			if err := b.unknown(s); err != nil {
-				return err
-			}
-			continue
-		}
-		count, err := s.array("block_hashes")
-		if err != nil {
-			return err
-		}
-		for range count {
-			h, err := s.hash()
-			if err != nil {
-				return err
-			}
-			b.hashes = append(b.hashes, h)
+	for range s.dict("removed") {
+		if string(s.text("removed key")) == "block_hashes" {
+			b.hashes = s.hashes(b.hashes, s.array("block_hashes"))
+		} else {
+			b.unknown(s)
 		}
 	}
 	removed.Hashes = b.hashes[begin:len(b.hashes):len(b.hashes)]
-	return nil
 }

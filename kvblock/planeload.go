@@ -12,48 +12,74 @@ type PlaneLoad struct {
 //
 // Errors wrap ErrMalformed. Source: dynamo-kv-router 1.6.1, protocols (ActiveLoad), as Dynamo's mocker sends it.
 func DecodePlaneLoad(envelope []byte) (l PlaneLoad, err error) {
-	s := &scanner{b: envelope}
 	var outer PlaneBatch
-	payload, err := outer.envelope(s)
+	payload, err := outer.envelope(envelope)
 	if err != nil {
 		return PlaneLoad{}, err
 	}
-	if s.p != len(envelope) {
-		return PlaneLoad{}, s.fail("%d bytes after the envelope", len(envelope)-s.p)
-	}
-	s = &scanner{b: payload}
-	n, err := s.dict("load")
-	if err != nil {
-		return PlaneLoad{}, err
-	}
+	s := &scanner{b: payload}
 	owned := false
-	for range n {
-		key, err := s.text("load key")
-		if err != nil {
-			return PlaneLoad{}, err
-		}
-		switch string(key) {
+	for range s.dict("load") {
+		switch string(s.text("load key")) {
 		case "worker_id":
-			owned = true
-			l.Instance, err = s.count("worker_id")
+			owned, l.Instance = true, s.count("worker_id")
 		case "dp_rank":
-			l.Rank, err = s.uint32("dp_rank")
+			l.Rank = s.uint32("dp_rank")
 		case "kv_used_blocks":
 			if l.HasUsedBlocks = !s.skipNil(); l.HasUsedBlocks {
-				l.UsedBlocks, err = s.count("kv_used_blocks")
+				l.UsedBlocks = s.count("kv_used_blocks")
 			}
 		default:
-			err = s.skip()
-		}
-		if err != nil {
-			return PlaneLoad{}, err
+			s.skip()
 		}
 	}
 	if !owned {
-		return PlaneLoad{}, s.fail("load without worker_id")
+		s.fail("load without worker_id")
 	}
-	if s.p != len(payload) {
-		return PlaneLoad{}, s.fail("%d bytes after the load", len(payload)-s.p)
+	if err := s.end("load"); err != nil {
+		return PlaneLoad{}, err
 	}
 	return l, nil
+}
+
+// DecodePlaneFirstTokens appends to dst the ids of the requests whose first token one message of the topic
+// active_sequences_events reports. The ids share the message's memory. Over ZMQ a message has many events, over NATS
+// one.
+//
+// Errors wrap ErrMalformed. Source: dynamo-kv-router 1.6.1, protocols (ActiveSequenceEvent).
+func DecodePlaneFirstTokens(envelope []byte, dst [][]byte) ([][]byte, error) {
+	payload, err := new(PlaneBatch).envelope(envelope)
+	if err != nil {
+		return nil, err
+	}
+	s := &scanner{b: payload}
+	event := func() {
+		var id []byte
+		first := false
+		for range s.dict("event") {
+			switch key := string(s.text("event key")); {
+			case key == "request_id":
+				id = s.text(key)
+			case key == "data" && s.peek() == kindString:
+				first = string(s.text(key)) == "MarkPrefillCompleted"
+			default:
+				s.skip()
+			}
+		}
+		if first && len(id) > 0 {
+			dst = append(dst, id)
+		}
+	}
+	if batch := (&scanner{b: payload}); batch.dict("event") == 1 && string(batch.text("event key")) == "events" {
+		s = batch
+		for range s.array("events") {
+			event()
+		}
+	} else {
+		event()
+	}
+	if err := s.end("event"); err != nil {
+		return nil, err
+	}
+	return dst, nil
 }

@@ -1,6 +1,9 @@
 package kvblock
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // AppendPlaneQuery appends a question to one rank of a Dynamo worker: for all blocks that it holds, or with fromEvent
 // for its events from that id on.
@@ -57,102 +60,69 @@ func DecodePlaneResponse(parts [][]byte) (*PlaneResponse, error) {
 	for _, part := range parts {
 		s := &scanner{b: part}
 		if final {
-			return nil, s.fail("a part after the last one")
+			s.fail("a part after the last one")
 		}
-		err := s.entries("response part", func(key string) (err error) {
-			switch {
+		for range s.dict("response part") {
+			switch key := string(s.text("response part")); {
+			case key == "data" && a == nil && s.peek() != kindNil:
+				a = &PlaneResponse{}
+				a.read(s)
+				continue
 			case key == "complete_final":
 				final = s.peek() == kindBool && s.b[s.p] == 0xc3
-				return s.skip()
-			case key == "data" && a == nil && !s.skipNil():
-				a = &PlaneResponse{}
-				return a.read(s)
 			}
-			return s.skip()
-		})
-		if err != nil {
-			return nil, err
+			s.skip()
+		}
+		if s.err != nil {
+			return nil, s.err
 		}
 	}
 	if a == nil || !final {
-		return nil, (&scanner{}).fail("%d parts without a response, or without the last part", len(parts))
+		return nil, fmt.Errorf("%w: %d parts without a response, or without the last part", ErrMalformed, len(parts))
 	}
 	return a, nil
 }
 
-// entries reads a map and calls value for each key, at its value.
-func (s *scanner) entries(what string, value func(key string) error) error {
-	n, err := s.dict(what)
-	for i := 0; i < n && err == nil; i++ {
-		var key []byte
-		if key, err = s.text(what); err == nil {
-			err = value(string(key))
-		}
-	}
-	return err
-}
-
 // read reads {KIND: content}.
-func (a *PlaneResponse) read(s *scanner) error {
-	n, err := s.dict("response")
-	if err != nil {
-		return err
+func (a *PlaneResponse) read(s *scanner) {
+	if n := s.dict("response"); n != 1 {
+		s.fail("response of %d kinds, want 1", n)
 	}
-	if n != 1 {
-		return s.fail("response of %d kinds, want 1", n)
-	}
-	kind, err := s.text("response")
-	if err != nil {
-		return err
-	}
-	switch a.Kind = PlaneResponseKind(kind); a.Kind {
+	switch a.Kind = PlaneResponseKind(s.text("response")); a.Kind {
 	case PlaneError:
-		text, err := s.text("Error")
-		a.Message = string(text)
-		return err
+		a.Message = string(s.text("Error"))
+		return
 	case PlaneTreeDump, PlaneEvents, PlaneTooNew, PlaneInvalidRange, PlaneTreeDumpFailed:
 	default:
-		return s.fail("response of kind %.40q", kind)
+		s.fail("response of kind %.40q", string(a.Kind))
 	}
 	var last, events bool
 	all := true
-	err = s.entries(string(kind), func(key string) (err error) {
-		switch key {
+	for range s.dict(string(a.Kind)) {
+		switch key := string(s.text("response")); key {
 		case "last_event_id", "newest_available":
-			last = true
-			a.LastEvent, err = s.count(key)
+			last, a.LastEvent = true, s.count(key)
 		case "message":
-			var text []byte
-			text, err = s.text(key)
-			a.Message = string(text)
+			a.Message = string(s.text(key))
 		case "reset_scope":
-			var scope []byte
-			scope, err = s.text(key)
-			all = string(scope) == "all"
+			all = string(s.text(key)) == "all"
 		case "events":
-			events = true
-			if a.left, err = s.array(key); err != nil {
-				return err
-			}
+			events, a.left = true, s.array(key)
 			a.events = *s
-			for i := 0; i < a.left && err == nil; i++ {
-				err = s.skip()
+			for range a.left {
+				s.skip()
 			}
 		default:
-			err = s.skip()
+			s.skip()
 		}
-		return err
-	})
+	}
 	dump := a.Kind == PlaneTreeDump
 	switch {
-	case err != nil:
-		return err
 	case (dump || a.Kind == PlaneEvents) && !(last && events):
-		return s.fail("%s without events or last_event_id", kind)
+		s.fail("%s without events or last_event_id", a.Kind)
 	case dump && !all:
-		return s.fail("TreeDump that does not replace all blocks")
+		s.fail("TreeDump that does not replace all blocks")
 	}
-	return nil
 }
 
 // Next decodes up to n further events into b, replacing what it held, and reports whether there were any. The ids of a
@@ -164,8 +134,8 @@ func (a *PlaneResponse) Next(b *PlaneBatch, n int) (any bool, err error) {
 	for ; a.left > 0 && n > 0; n-- {
 		a.left--
 		b.Events = append(b.Events, RouterEvent{})
-		if err := b.routerEvent(&a.events, &b.Events[len(b.Events)-1]); err != nil {
-			return false, err
+		if b.routerEvent(&a.events, &b.Events[len(b.Events)-1]); a.events.err != nil {
+			return false, a.events.err
 		}
 	}
 	return len(b.Events) > 0, nil

@@ -61,8 +61,7 @@ func checkHost(host string) error {
 		if strings.ContainsFunc(ip.Zone(), bad) || len(ip.Zone()) > maxLabel {
 			return fmt.Errorf(
 				"%.100q: the zone of the IP address is too long, or has a character that interface names do not have",
-				host,
-			)
+				host)
 		}
 		return nil
 	}
@@ -71,17 +70,12 @@ func checkHost(host string) error {
 	}
 	if strings.ContainsFunc(host, bad) {
 		return fmt.Errorf(
-			"the host %.100q has a character that no host name has: use letters, digits, \"-\", \"_\" and \".\"",
-			host,
-		)
+			"the host %.100q has a character that no host name has: use letters, digits, \"-\", \"_\" and \".\"", host)
 	}
 	for label := range strings.SplitSeq(strings.TrimSuffix(host, "."), ".") {
 		if label == "" || len(label) > maxLabel {
-			return fmt.Errorf(
-				"the host %.100q: each part between dots must have from 1 to %d characters",
-				host,
-				maxLabel,
-			)
+			return fmt.Errorf("the host %.100q: each part between dots must have from 1 to %d characters",
+				host, maxLabel)
 		}
 	}
 	return nil

@@ -61,25 +61,17 @@ func (x *explainer) checkFile(top *yaml.Node) error {
 		key, list := top.Content[i], resolve(top.Content[i+1])
 		switch {
 		case key.Value != "endpoints":
-			return fmt.Errorf(
-				"line %d: %q is not a key of the endpoints file: the only key is \"endpoints\"%s",
-				key.Line,
-				key.Value,
-				suggest.DidYouMean(key.Value, "", []string{"endpoints"}),
-			)
+			return fmt.Errorf("line %d: %q is not a key of the endpoints file: the only key is \"endpoints\"%s",
+				key.Line, key.Value, suggest.DidYouMean(key.Value, "", []string{"endpoints"}))
 		case list.Kind != yaml.SequenceNode && list.Tag != "!!null":
 			return fmt.Errorf(
 				"line %d: endpoints: must be a list, for example [{name: worker-0, address: \"10.0.0.7:8000\"}]",
-				list.Line,
-			)
+				list.Line)
 		}
 		for _, entry := range list.Content {
 			if entry = resolve(entry); entry.Kind != yaml.MappingNode {
-				return fmt.Errorf(
-					"line %d: an endpoint must be a mapping, for example {name: worker-0, address: "+
-						"\"10.0.0.7:8000\"}",
-					entry.Line,
-				)
+				return fmt.Errorf("line %d: an endpoint must be a mapping, for example {name: worker-0, address: "+
+					"\"10.0.0.7:8000\"}", entry.Line)
 			}
 			if err := x.checkEntry(entry); err != nil {
 				return err
@@ -110,23 +102,13 @@ func (x *explainer) checkEntry(n *yaml.Node) error {
 		field, known := x.fields[key.Value]
 		switch line, twice := lines[key.Value]; {
 		case !known:
-			return fmt.Errorf(
-				"line %d: %q is not a key of an endpoint%s",
-				key.Line,
-				key.Value,
-				suggest.DidYouMean(key.Value, "", x.keys),
-			)
+			return fmt.Errorf("line %d: %q is not a key of an endpoint%s",
+				key.Line, key.Value, suggest.DidYouMean(key.Value, "", x.keys))
 		case twice:
 			return fmt.Errorf("line %d: %s: already given in line %d", key.Line, key.Value, line)
 		case value.Decode(reflect.New(field.Type).Interface()) != nil:
-			return fmt.Errorf(
-				"line %d: %s: must be %s, for example %s: %s",
-				value.Line,
-				key.Value,
-				kindOf(field.Type),
-				key.Value,
-				field.Tag.Get("example"),
-			)
+			return fmt.Errorf("line %d: %s: must be %s, for example %s: %s",
+				value.Line, key.Value, kindOf(field.Type), key.Value, field.Tag.Get("example"))
 		}
 		lines[key.Value] = key.Line
 	}

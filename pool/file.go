@@ -108,8 +108,7 @@ func ParseFile(text []byte) ([]Entry, error) {
 	dec.KnownFields(true)
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, errors.New(
-			"the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")",
-		)
+			"the file is empty: it must hold a list under \"endpoints:\" (an empty list is \"endpoints: []\")")
 	} else if err != nil {
 		return nil, explain(text, err)
 	}
@@ -234,22 +233,15 @@ func (f *fileEntry) checkKeys(e *Entry) error {
 	case f.AllInstances && f.Dynamo == "":
 		return wrongKey("allInstances", "the instances are those of a dynamo path: give one")
 	case f.AllInstances && (f.KVEvents != "" || f.KVReplay != ""):
-		return wrongKey(
-			"allInstances",
-			"kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane",
-		)
+		return wrongKey("allInstances",
+			"kvEvents and kvReplay are one worker's: leave them out, events come over Dynamo's event plane")
 	case f.Dynamo != "" && f.InstanceID != nil:
 		return wrongKey("instanceId", "dynamo gives the instance id: leave out one of the two")
 	case e.RankByAddress && e.DataParallelSize > 1:
 		return wrongKey("rankByAddress", "the address serves one rank, but dataParallelSize is %d", e.DataParallelSize)
 	case e.DataParallelSize > MaxRanks || e.DataParallelStartRank > 1<<31:
-		return wrongKey(
-			"dataParallelSize",
-			"ranks %d+%d are out of range (at most %d ranks)",
-			e.DataParallelStartRank,
-			e.DataParallelSize,
-			MaxRanks,
-		)
+		return wrongKey("dataParallelSize",
+			"ranks %d+%d are out of range (at most %d ranks)", e.DataParallelStartRank, e.DataParallelSize, MaxRanks)
 	case f.BlockSize > kvblock.MaxBlockSize:
 		return wrongKey("blockSize", "%d is out of range: at most %d tokens", f.BlockSize, kvblock.MaxBlockSize)
 	case f.BlockSize < 0 || f.TotalKVBlocks < 0 || f.MaxNumBatchedTokens < 0:

@@ -17,12 +17,8 @@ import (
 )
 
 // names returns a resolver that uses answer for lookups.
-func names(
-	t *testing.T,
-	family string,
-	log *logtest.Log,
-	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error),
-) *Names {
+func names(t *testing.T, family string, log *logtest.Log,
+	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)) *Names {
 	t.Helper()
 	n, err := NewNames(family, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
@@ -140,15 +136,8 @@ func TestFollowNames(t *testing.T) {
 			<-time.After(10 * namesInterval)
 			synctest.Wait()
 			if got := addresses(n.Resolve(given)); got != step.want || changes.Load() != step.changes {
-				t.Errorf(
-					"a %q, b %q: %s after %d changes, want %s after %d",
-					step.a,
-					step.b,
-					got,
-					changes.Load(),
-					step.want,
-					step.changes,
-				)
+				t.Errorf("a %q, b %q: %s after %d changes, want %s after %d", step.a, step.b, got, changes.Load(),
+					step.want, step.changes)
 			}
 		}
 		for text, want := range map[string]int{"has several addresses": 1, "cannot resolve": 4,

@@ -111,6 +111,8 @@ type EventChannel struct {
 	// Empty: none.
 	Brokers string
 	Subject string // of NATS or of messages of brokers; several publishers share one
+	// FirstTokens says that a channel among Endpoint.LoadChannels has notes of requests' first tokens instead of loads.
+	FirstTokens bool
 	// Query is where the publisher's worker says which blocks it holds, HOST:PORT/PATH on Dynamo's TCP request plane.
 	// Empty: nowhere.
 	Query string
@@ -130,8 +132,11 @@ type Worker struct {
 	*Endpoint
 	Rank uint32
 
-	// BlockSize is the endpoint's block size, else the one that the engine announced. 0: not known yet.
+	// BlockSize is the endpoint's block size, else the one that the engine announced, else the one on its metrics page.
+	// 0: not known yet.
 	BlockSize int
+	// TotalKVBlocks is the endpoint's number of device blocks, else the one on the engine's metrics page. 0: not known.
+	TotalKVBlocks int
 	// EAGLE says that blocks are hashed over windows of BlockSize+1 tokens. It is the endpoint's value until the
 	// worker's own events differ.
 	EAGLE bool
@@ -144,7 +149,12 @@ type Worker struct {
 	// Announced is the block size of the worker's own events if it differs from BlockSize, else 0. If it is not 0, the
 	// worker's blocks cannot be matched, and kvepp routes to it by load only.
 	Announced int
+	page      cache // what the engine's metrics page said last
+	ofPage    bool  // BlockSize is the page's
 }
+
+// cache is the size of a KV cache. The zero value: not known.
+type cache struct{ blockSize, blocks int }
 
 // KVEventsAddress returns the ZMQ address of this rank's events, or "".
 func (w *Worker) KVEventsAddress() string {
@@ -258,6 +268,16 @@ type Snapshot struct {
 
 // Release ends one Acquire. The snapshot must not be used afterwards.
 func (s *Snapshot) Release() { s.readers.Add(-1) }
+
+// Worker returns the worker with a number; nil if it is not in the pool.
+func (s *Snapshot) Worker(w kvblock.Worker) *Worker {
+	for i := range s.Workers {
+		if x := &s.Workers[i]; x.Worker == w {
+			return x
+		}
+	}
+	return nil
+}
 
 // Watcher receives the workers that join and leave, after the new snapshot is published.
 type Watcher interface {
@@ -416,17 +436,8 @@ func (p *Pool) announce(joined, left []Worker, recordoned []*Endpoint) {
 		p.leaving = append(p.leaving, w.Worker)
 	}
 	for _, w := range joined {
-		p.log.Info(
-			"worker joined",
-			"worker",
-			w.String(),
-			"instance",
-			w.InstanceID,
-			"address",
-			w.Address,
-			"role",
-			w.Role,
-		)
+		p.log.Info("worker joined",
+			"worker", w.String(), "instance", w.InstanceID, "address", w.Address, "role", w.Role)
 		for _, o := range p.watchers {
 			o.WorkerJoined(w)
 		}
@@ -456,11 +467,14 @@ func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, lef
 		}
 		// Count from 0, because start + size may overflow.
 		for i := range e.DataParallelSize {
-			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE}
+			w := Worker{Endpoint: &e, Rank: e.DataParallelStartRank + i, BlockSize: e.BlockSize, EAGLE: e.EAGLE,
+				TotalKVBlocks: e.TotalKVBlocks}
 			if was := known.find(w.identity()); was != nil {
 				w.Worker = was.Worker
 				w.BlockSize, w.Announced = was.BlockSize, was.Announced
 				w.EAGLE, w.UpperBound, w.Classes, w.Silent = was.EAGLE, was.UpperBound, was.Classes, was.Silent
+				w.page, w.ofPage = was.page, was.ofPage && e.BlockSize == 0
+				w.countBlocks()
 				if was.CordonedBy != e.CordonedBy && (len(recordoned) == 0 || recordoned[len(recordoned)-1] != &e) {
 					recordoned = append(recordoned, &e)
 				}
@@ -472,15 +486,8 @@ func (p *Pool) replace(kept, before []Worker, endpoints []Endpoint) (joined, lef
 		}
 	}
 	if tooMany > 0 {
-		p.log.Error(
-			"too many workers: kvepp ignores the last endpoints; spread them over several kvepps",
-			"ignored",
-			tooMany,
-			"workers",
-			len(after.Workers),
-			"most",
-			maxWorkers,
-		)
+		p.log.Error("too many workers: kvepp ignores the last endpoints; spread them over several kvepps",
+			"ignored", tooMany, "workers", len(after.Workers), "most", maxWorkers)
 	}
 	p.publish(after)
 	for i, w := range before {
@@ -544,23 +551,19 @@ func (p *Pool) ReportBlockSize(w kvblock.Worker, announced int) {
 	if i < 0 {
 		return // the worker has left
 	}
-	if x := &before.Workers[i]; x.BlockSize == announced && x.Announced == 0 || x.Announced == announced {
+	if x := &before.Workers[i]; x.BlockSize == announced && x.Announced == 0 && !x.ofPage || x.Announced == announced {
 		return
 	}
 	after := &Snapshot{Workers: slices.Clone(before.Workers)}
 	x := &after.Workers[i]
 	switch {
-	case x.BlockSize == 0 && (announced < 1 || announced > kvblock.MaxBlockSize):
+	case (x.BlockSize == 0 || x.ofPage) && (announced < 1 || announced > kvblock.MaxBlockSize):
 		x.Announced = announced
-		p.log.Error(
-			"block size announced for a worker is out of range: this worker is routed to by load only",
-			"worker",
-			x.String(),
-			"announced",
-			announced,
-		)
-	case x.BlockSize == 0:
-		x.BlockSize, x.Announced = announced, 0
+		p.log.Error("block size announced for a worker is out of range: this worker is routed to by load only",
+			"worker", x.String(), "announced", announced)
+	case x.BlockSize == 0 || x.ofPage:
+		x.BlockSize, x.Announced, x.ofPage = announced, 0, false
+		x.countBlocks()
 		p.log.Info("block size taken from the engine's events", "worker", x.String(), "block_size", announced)
 	case x.BlockSize == announced:
 		x.Announced = 0
@@ -583,8 +586,59 @@ func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 		}
 		p.log.Info("block size corrected: the stores so far were prompt tails, shorter than the engine's blocks",
 			"worker", x.String(), "block_size", announced, "tail_size", x.BlockSize)
-		x.BlockSize, x.Announced = announced, 0
+		x.BlockSize, x.Announced, x.ofPage = announced, 0, false
+		x.countBlocks()
 	})
+}
+
+// MaxCacheBlocks is more than a KV cache has.
+const MaxCacheBlocks = 1 << 30
+
+// ReportCache records how large a worker's KV cache is by its engine's metrics page: tokens per block, and blocks of
+// the device. They count where neither the endpoint nor KV events say it. Sizes out of range are ignored. A difference
+// from the endpoint's is logged once for each value of the page.
+func (p *Pool) ReportCache(w kvblock.Worker, blockSize, blocks float64) {
+	if !(blockSize >= 1 && blockSize <= kvblock.MaxBlockSize && blocks >= 1 && blocks <= MaxCacheBlocks) {
+		return
+	}
+	said := cache{int(blockSize), int(blocks)}
+	p.change(w, func(x *Worker) {
+		if x.page == said {
+			return
+		}
+		x.page = said
+		if x.BlockSize == 0 && x.Announced == 0 || x.ofPage {
+			x.BlockSize, x.ofPage = said.blockSize, true
+		}
+		x.countBlocks()
+		if own := x.Endpoint.BlockSize; own != 0 && own != said.blockSize && x.Announces() {
+			p.log.Warn("the configured block size differs from that on the engine's metrics page; kvepp uses the "+
+				"configured one", "worker", x.String(), "configured", own, "engine", said.blockSize)
+		}
+		if own, engine := x.Endpoint.TotalKVBlocks, said.of(x.BlockSize); own != 0 && Differ(own, engine) {
+			p.log.Warn("the configured number of KV blocks (endpoints file, Pod's annotation, model card) differs "+
+				"from that on the engine's metrics page; kvepp uses the configured one", "worker", x.String(),
+				"configured", own, "engine", engine, "block_size", x.BlockSize)
+		}
+	})
+}
+
+// Differ reports whether two numbers of KV blocks differ by more than the engines' own rounding, 2 %.
+func Differ(a, b int) bool { return 50*max(a-b, b-a) > max(a, b) }
+
+// countBlocks sets TotalKVBlocks.
+func (w *Worker) countBlocks() {
+	if w.TotalKVBlocks = w.Endpoint.TotalKVBlocks; w.TotalKVBlocks == 0 {
+		w.TotalKVBlocks = w.page.of(w.BlockSize)
+	}
+}
+
+// of returns how many blocks of another size a cache has room for; 0 if a size is not known.
+func (c cache) of(blockSize int) int {
+	if blockSize == 0 {
+		return 0
+	}
+	return c.blocks * c.blockSize / blockSize
 }
 
 // ReportTraits records properties of the blocks in a worker's own events. It does not use t.BlockSize, which
@@ -592,29 +646,18 @@ func (p *Pool) CorrectBlockSize(w kvblock.Worker, announced int) {
 func (p *Pool) ReportTraits(w kvblock.Worker, t kvblock.Traits) {
 	p.change(w, func(x *Worker) {
 		if x.EAGLE != t.EAGLE {
-			p.log.Info(
-				"EAGLE taken from the engine's events (blocks hashed over one more token)",
-				"worker",
-				x.String(),
-				"eagle",
-				t.EAGLE,
-			)
+			p.log.Info("EAGLE taken from the engine's events (blocks hashed over one more token)",
+				"worker", x.String(), "eagle", t.EAGLE)
 		}
 		if t.UpperBound && !x.UpperBound {
-			p.log.Info(
-				"this worker's overlap is an upper bound: parts of its model keep less than its events announce",
-				"worker",
-				x.String(),
-				"window_tokens",
-				t.Window,
-			)
+			p.log.Info("this worker's overlap is an upper bound: parts of its model keep less than its events announce",
+				"worker", x.String(), "window_tokens", t.Window)
 		}
 		x.EAGLE, x.UpperBound = t.EAGLE, t.UpperBound
 		if t.Classes.Len() == 0 {
 			x.Classes = nil
 		} else if x.Classes == nil || *x.Classes != t.Classes {
-			p.log.Info("this worker's model is a hybrid one", "worker", x.String(), "classes", t.Classes.String(),
-				"full_attention", !t.WithoutFull)
+			p.log.Info("this worker's model is a hybrid one", "worker", x.String(), "classes", t.Classes.String())
 			x.Classes = &t.Classes
 		}
 	})
@@ -634,8 +677,10 @@ func (p *Pool) change(w kvblock.Worker, edit func(*Worker)) {
 	if i < 0 {
 		return
 	}
-	after := &Snapshot{Workers: slices.Clone(before.Workers)}
-	if edit(&after.Workers[i]); after.Workers[i] != before.Workers[i] {
+	x := before.Workers[i]
+	if edit(&x); x != before.Workers[i] {
+		after := &Snapshot{Workers: slices.Clone(before.Workers)}
+		after.Workers[i] = x
 		p.publish(after)
 	}
 }

@@ -431,14 +431,8 @@ func TestUpdateFindsEarlierWorkers(t *testing.T) {
 		for name, w := range workers(p) {
 			was, there := numbers[name]
 			if same := there && was.InstanceID == w.InstanceID; same != (was.Worker == w.Worker && there) {
-				t.Fatalf(
-					"%s had number %d as instance %d, and has %d as %d",
-					name,
-					was.Worker,
-					was.InstanceID,
-					w.Worker,
-					w.InstanceID,
-				)
+				t.Fatalf("%s had number %d as instance %d, and has %d as %d", name, was.Worker, was.InstanceID,
+					w.Worker, w.InstanceID)
 			}
 		}
 		// The second call of WorkerLeft, before a number is reused, counts as another leave.
@@ -447,4 +441,50 @@ func TestUpdateFindsEarlierWorkers(t *testing.T) {
 		}
 		before = now
 	}
+}
+
+// TestReportCache: the engine's metrics page sizes a worker's KV cache where neither the endpoint nor events do, and a
+// difference from the endpoint is logged once.
+func TestReportCache(t *testing.T) {
+	var log bytes.Buffer
+	p := New(slog.New(slog.NewTextHandler(&log, nil)))
+	own := endpoint("own", 2)
+	own.BlockSize, own.TotalKVBlocks = 32, 70
+	p.Update([]Endpoint{endpoint("a", 1), own})
+	a, b := workers(p)["a/0"].Worker, workers(p)["own/0"].Worker
+	want := func(what, worker string, size, blocks int) {
+		t.Helper()
+		if w := workers(p)[worker]; w.BlockSize != size || w.TotalKVBlocks != blocks || w.Announced != 0 {
+			t.Errorf("%s: %s has %d blocks of %d, %d announced", what, worker, w.TotalKVBlocks, w.BlockSize,
+				w.Announced)
+		}
+	}
+	for _, wrong := range [][2]float64{{0, 5}, {16, 0.5}, {kvblock.MaxBlockSize + 1, 5}, {16, 1e300}, {math.NaN(), 5},
+		{16, math.NaN()}, {-16, -5}, {math.Inf(1), 5}} {
+		p.ReportCache(a, wrong[0], wrong[1])
+	}
+	want("sizes out of range", "a/0", 0, 0)
+	p.ReportCache(a, 16, 100)
+	p.ReportCache(b, 16, 100)
+	want("page", "a/0", 16, 100)
+	want("configured", "own/0", 32, 70)
+	p.ReportCache(b, 16, 100)
+	if n := strings.Count(log.String(), "differs from that on the engine's metrics page"); n != 2 || // size and blocks
+		!strings.Contains(log.String(), "configured=70 engine=50") {
+		t.Errorf("%d lines: %s", n, &log)
+	}
+	p.Update([]Endpoint{own, endpoint("a", 1)})
+	want("after an update", "a/0", 16, 100)
+	p.ReportBlockSize(a, 64)
+	want("events take precedence over the page", "a/0", 64, 25)
+	p.ReportCache(a, 16, 200) // the engine restarted
+	want("another page", "a/0", 64, 50)
+	p.ReportBlockSize(a, 8)
+	if w := workers(p)["a/0"]; w.BlockSize != 64 || w.Announced != 8 {
+		t.Errorf("events of two sizes: %d, %d announced", w.BlockSize, w.Announced)
+	}
+	own.TotalKVBlocks = 0
+	p.Update([]Endpoint{own})
+	want("no longer configured", "own/0", 32, 50)
+	p.ReportCache(a, 16, 300) // has left
 }

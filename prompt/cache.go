@@ -19,16 +19,18 @@ import (
 func WritesCacheOnly(engine Engine, request *body.Request) bool {
 	payload, echo := request.Body, request.Echo()
 	chat := request.API == body.ChatCompletions
+	sampling, _ := get[*values.Dict](payload, "sampling_params") // of /generate
 	switch {
 	case !chat && request.API != body.Completions:
 		return false
 	case engine == SGLang:
-		logprobs := field(payload, "logprobs")
-		return !chat && echo && logprobs != nil && logprobs != int64(0) && logprobs != false
+		logprobs, start := field(payload, "logprobs"), field(payload, "logprob_start_len") // the latter of /generate
+		return !chat && (echo && logprobs != nil && logprobs != int64(0) && logprobs != false ||
+			field(payload, "return_logprob") == true && start != nil && start != int64(-1))
 	case engine == TRTLLM, engine != Dynamo && field(payload, "use_beam_search") == true:
 		// The steps of a beam search ask for no prompt's.
 		return false
-	case field(payload, "prompt_logprobs") != nil:
+	case field(payload, "prompt_logprobs") != nil, field(sampling, "prompt_logprobs") != nil:
 		return true
 	case engine == Dynamo:
 		return !chat && echo

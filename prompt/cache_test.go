@@ -39,6 +39,10 @@ func TestWritesCacheOnly(t *testing.T) {
 		{"completions", `"echo":true,"logprobs":0`, "vllm dynamo"}, // SGLang asks whether there are any
 		{"completions", `"echo":true,"top_logprobs":1`, "dynamo"},
 		{"completions", `"echo":false,"logprobs":1`, ""},
+		{"completions", `"sampling_params":{"prompt_logprobs":0}`, "vllm dynamo"}, // of /inference/v1/generate
+		{"completions", `"return_logprob":true,"logprob_start_len":0`, "sglang"},  // of /generate
+		{"completions", `"return_logprob":true,"logprob_start_len":-1`, ""},
+		{"completions", `"return_logprob":false,"logprob_start_len":0`, ""},
 		{"chat/completions", ``, ""},
 		{"chat/completions", `"logprobs":true,"top_logprobs":5`, ""},
 		{"chat/completions", `"prompt_logprobs":0`, "vllm dynamo"},

@@ -254,10 +254,7 @@ func (m *Model) checkDynamo(request *body.Request) error {
 }
 
 // dynamoInputs returns the template for a chat, and its variables with the messages and tools that the frontend makes.
-func (m *Model) dynamoInputs(
-	request *body.Request,
-	settings *DynamoSettings,
-) (*dynamoTemplate, *values.Dict, error) {
+func (m *Model) dynamoInputs(request *body.Request, settings *DynamoSettings) (*dynamoTemplate, *values.Dict, error) {
 	messages, err := dynamoMessages(request.Messages)
 	if err != nil {
 		return nil, nil, err

@@ -260,9 +260,7 @@ func (m *Model) renderChat(ctx context.Context, request *body.Request) (string, 
 // convertMessages returns a chat's messages as convert returns each. parts says that the template gets content as a
 // list of parts.
 func convertMessages(
-	request *body.Request,
-	convert func(message *values.Dict, parts bool) (*values.Dict, error),
-	parts bool,
+	request *body.Request, convert func(message *values.Dict, parts bool) (*values.Dict, error), parts bool,
 ) ([]any, error) {
 	messages := make([]any, len(request.Messages.Items))
 	for i, item := range request.Messages.Items {

@@ -74,11 +74,7 @@ func (m *Model) harmonyIDs(ctx context.Context, request *body.Request, now time.
 const harmonyPieceBytes = 3 * 24
 
 // harmonyMessages returns the messages that the engine makes of a chat or of a request to Responses.
-func (m *Model) harmonyMessages(
-	ctx context.Context,
-	request *body.Request,
-	now time.Time,
-) ([]harmonyMessage, error) {
+func (m *Model) harmonyMessages(ctx context.Context, request *body.Request, now time.Time) ([]harmonyMessage, error) {
 	switch {
 	case m.options.Engine == SGLang:
 		return m.harmonyOfSGLang(ctx, request, now)
@@ -198,10 +194,7 @@ func (m *Model) harmonyEffort(effort any) (string, error) {
 // harmonyPreambleVLLM returns the first messages of a conversation on vLLM. Instructions that are empty do not make a
 // developer's message.
 func harmonyPreambleVLLM(
-	effort string,
-	instructions *string,
-	tools *values.List,
-	now time.Time,
+	effort string, instructions *string, tools *values.List, now time.Time,
 ) ([]harmonyMessage, error) {
 	if tools == nil && instructions != nil && *instructions == "" {
 		instructions = nil
@@ -211,12 +204,7 @@ func harmonyPreambleVLLM(
 
 // harmonyPreamble returns the system's message and, with instructions or tools, the developer's. effort is low, medium
 // or high.
-func harmonyPreamble(
-	effort string,
-	instructions *string,
-	tools *values.List,
-	now time.Time,
-) ([]harmonyMessage, error) {
+func harmonyPreamble(effort string, instructions *string, tools *values.List, now time.Time) ([]harmonyMessage, error) {
 	system := "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: " +
 		now.Format(time.DateOnly) + "\n\nReasoning: " + effort +
 		"\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."

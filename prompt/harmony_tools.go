@@ -273,11 +273,7 @@ func (w *schemaWriter) property(b *strings.Builder, name string, value any, inde
 
 // propertyVariants writes a property whose schema has oneOf.
 func (w *schemaWriter) propertyVariants(
-	b *strings.Builder,
-	name string,
-	schema *values.Dict,
-	variants *values.List,
-	indent string,
+	b *strings.Builder, name string, schema *values.Dict, variants *values.List, indent string,
 ) error {
 	description, described := get[string](schema, "description")
 	above := described

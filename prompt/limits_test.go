@@ -119,7 +119,7 @@ func TestHostileRequestTemplate(t *testing.T) {
 		`"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"`,
 		`"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"`,
 		`"{{ 'x' * 1000000000000 }}"`,
-		`"{% set s = 'X' * 16777216 %}{% for i in range(99999) %}{% set a = s is upper %}{% endfor %}"`,
+		`"{% set s = 'X' * 16777216 %}{% for i in range(99999) %}{% set a = s.isalpha() %}{% endfor %}"`,
 		`"{% set n = namespace(l=[]) %}{% set s = 'x' * 4194304 %}{% for i in range(99) %}{% set n.l = n.l + [s ~ i] ` +
 			`%}{% endfor %}"`,
 	} {

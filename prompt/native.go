@@ -119,9 +119,7 @@ const nativeThinking = "thinking reasoning_effort"
 
 // encodeNativeWith encodes a chat with further variables.
 func (m *Model) encodeNativeWith(
-	ctx context.Context,
-	request *body.Request,
-	further *values.Dict,
+	ctx context.Context, request *body.Request, further *values.Dict,
 ) (done nativeChat, err error) {
 	var c *encoders.Chat
 	if m.options.Engine == SGLang {

@@ -141,9 +141,7 @@ func (m *Model) alwaysThinksSGLang(source string) bool {
 
 // sglangChatWith renders a chat with further variables. It also returns the template's source.
 func (m *Model) sglangChatWith(
-	ctx context.Context,
-	request *body.Request,
-	further *values.Dict,
+	ctx context.Context, request *body.Request, further *values.Dict,
 ) (done sglangChat, source string, err error) {
 	switch arch := m.architecture; {
 	case m.release.rules.toolsAsSent && m.sglangGoesPastTemplate(),
@@ -215,10 +213,7 @@ func (m *Model) sglangChatWith(
 
 // nativeSGLang returns what SGLang hands to the model's encoder, and the message to be continued. further are variables
 // that win over the request's.
-func (m *Model) nativeSGLang(
-	request *body.Request,
-	further *values.Dict,
-) (c *encoders.Chat, prefix string, err error) {
+func (m *Model) nativeSGLang(request *body.Request, further *values.Dict) (c *encoders.Chat, prefix string, err error) {
 	switch {
 	case field(request.ChatTemplateKwargs, "chat_template") == nil:
 	case !m.options.RequestChatTemplate:

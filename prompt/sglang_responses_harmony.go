@@ -25,11 +25,7 @@ var sglangEfforts = map[string]string{
 var sglangServerTools = []string{"web_search", "web_search_preview", "code_interpreter"}
 
 // harmonyOfSGLang returns the messages that SGLang makes of a request to Responses.
-func (m *Model) harmonyOfSGLang(
-	ctx context.Context,
-	request *body.Request,
-	now time.Time,
-) ([]harmonyMessage, error) {
+func (m *Model) harmonyOfSGLang(ctx context.Context, request *body.Request, now time.Time) ([]harmonyMessage, error) {
 	if field(request.Body, "previous_response_id") != nil {
 		return nil, errNotReproduced("previous_response_id")
 	}

@@ -17,14 +17,10 @@ import (
 // give reasoning several names. vLLM 0.33.0 and SGLang 0.5.21 require earlier versions.)
 
 var (
-	errRequestTemplate = errors.New(
-		"prompt: the request brings its own chat template, which is not rendered without " +
-			"--engine-args \"--trust-request-chat-template\"",
-	)
+	errRequestTemplate = errors.New("prompt: the request brings its own chat template, which is not rendered without " +
+		"--engine-args \"--trust-request-chat-template\"")
 	errContinuePrompt = errors.New("prompt: continue_final_message and add_generation_prompt exclude each other")
-	errNotContinued   = errors.New(
-		"prompt: continue_final_message, but the template does not show the final message",
-	)
+	errNotContinued   = errors.New("prompt: continue_final_message, but the template does not show the final message")
 )
 
 // continueTag marks the end of a final message that is to be continued. The rendered text is cut there.

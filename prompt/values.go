@@ -131,8 +131,7 @@ func functionCall(id, name, arguments any) *values.Dict {
 
 // convertToolCalls returns a message's tool calls as convert returns each. Every call has a function.
 func convertToolCalls(
-	value any,
-	convert func(i int, call, function *values.Dict) (*values.Dict, error),
+	value any, convert func(i int, call, function *values.Dict) (*values.Dict, error),
 ) (*values.List, error) {
 	given, ok := value.(*values.List)
 	if !ok {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 
 	"kvepp/prompt/body"
 	"kvepp/prompt/jinja"
@@ -207,26 +206,11 @@ func vllmToolUse(block *values.Dict, jsonArguments bool) (any, error) {
 	if !jsonArguments {
 		return functionCall(id, name, input), nil
 	}
-	text, err := pythonJSON(input)
-	return functionCall(id, name, text), err
-}
-
-// jsonDumps is a template that prints a value like Python's json.dumps.
-var jsonDumps = sync.OnceValues(func() (*jinja.Template, error) {
-	return jinja.Compile("json.dumps", "{{ value | tojson(ensure_ascii=true) }}")
-})
-
-// pythonJSON returns a value as Python's json.dumps prints it.
-func pythonJSON(value any) (string, error) {
-	t, err := jsonDumps()
+	text, err := jinja.PythonJSON(context.Background(), input, jinja.JSONFormat{ASCII: true}, jinja.Limits{})
 	if err != nil {
-		return "", fmt.Errorf("prompt: %w", err)
+		return nil, fmt.Errorf("prompt: a tool use's input: %w", err)
 	}
-	text, err := t.Render(context.Background(), dict("value", value), jinja.Limits{})
-	if err != nil {
-		return "", fmt.Errorf("prompt: a tool use's input: %w", err)
-	}
-	return text, nil
+	return functionCall(id, name, text), nil
 }
 
 // addToolResultVLLM adds a tool's message, and then a user's message with the images of the result.

@@ -27,6 +27,8 @@ type Decision struct {
 	Outcome Outcome
 	// Arrived is virtual time, and Queued the time in kvepp's queue.
 	Arrived, Queued time.Duration
+	// Possible is how many of the prompt's tokens one cache of infinite size would have had.
+	Possible int
 	// Worker is the chosen one. With Predicted, Cached, TTFT, ITL and E2E it is zero unless the request completed.
 	Worker int
 	// Predicted and Cached are prompt tokens: those that the index counted for the worker, and those that its engine
@@ -82,6 +84,7 @@ func (s *Simulation) decided(f *flight, outcome Outcome) {
 		Outcome:    outcome,
 		Arrived:    f.arrived,
 		Queued:     s.now - f.arrived,
+		Possible:   f.possible,
 		Candidates: f.options,
 	}
 	if outcome == Completed {

@@ -3,7 +3,7 @@
 //
 // It owns trace formats (trace.go), synthetic traces (generate.go), the model engine (engine.go), virtual time
 // (simulate.go) and the report (report.go). It opens no socket and starts no goroutine. It does not model ejection,
-// sessions, taints, thresholds, disaggregated prefill, or memory tiers below the device.
+// taints, or memory tiers below the device.
 //
 // Concurrency: one goroutine for each Run.
 package replay

@@ -94,7 +94,8 @@ type sequence struct {
 	// computed is how many of the tokens have their KV computed. Of the response, generated tokens exist.
 	computed, generated int
 	admitted            bool
-	cached              int // prompt tokens found in the cache at the first admission
+	fetched             bool // the prompt's blocks come from a prefill worker
+	cached              int  // prompt tokens found in the cache at the first admission
 	firstToken          time.Duration
 	lastToken           time.Duration
 	preemptions         int
@@ -132,11 +133,9 @@ type engine struct {
 	active  int        // cached blocks with references
 
 	running, waiting []*sequence
-	coming           []*sequence   // were sent here and have not arrived
-	inStep           bool          // a step is planned or runs; set by the simulation, cleared by end
-	stepEnds         time.Duration // when the latest step ends or ended; set by the simulation
-	parts            []part        // of the step that runs; set by the simulation
-	changes          []change      // since the last step ended
+	inStep           bool     // a step is planned or runs; set by the simulation, cleared by end
+	parts            []part   // of the step that runs; set by the simulation
+	changes          []change // since the last step ended
 
 	computedPrompt int // tokens that were prefilled
 	preemptions    int
@@ -164,12 +163,11 @@ func (e *engine) takePrivate(n int) bool {
 	return true
 }
 
-// findPrefix returns how many leading blocks of a sequence are cached, or in also, which may be nil. At least one token
-// is left to compute.
-func (e *engine) findPrefix(s *sequence, also map[kvblock.SequenceHash]struct{}) int {
+// findPrefix returns how many leading blocks of a sequence are cached. At least one token is left to compute.
+func (e *engine) findPrefix(s *sequence) int {
 	most := min((s.known()-1)/e.cfg.BlockSize, len(s.chain))
 	for n, h := range s.chain[:most] {
-		if _, ok := also[h]; !ok && e.cached[h] == nil {
+		if e.cached[h] == nil {
 			return n
 		}
 	}
@@ -220,16 +218,8 @@ func (e *engine) publish(s *sequence, from, to int) {
 	}
 }
 
-// announce notes a request that was sent to the engine and arrives later.
-func (e *engine) announce(s *sequence) { e.coming = append(e.coming, s) }
-
-// submit adds a request, announced or not, to those that wait.
-func (e *engine) submit(s *sequence) {
-	if i := slices.Index(e.coming, s); i >= 0 {
-		e.coming = slices.Delete(e.coming, i, i+1)
-	}
-	e.waiting = append(e.waiting, s)
-}
+// submit adds a request to those that wait.
+func (e *engine) submit(s *sequence) { e.waiting = append(e.waiting, s) }
 
 // part is what one step computes of a sequence.
 type part struct {
@@ -279,7 +269,7 @@ func (e *engine) begin() ([]part, time.Duration) {
 
 // admit references the cached prefix of a waiting sequence. false: the whole sequence does not fit now.
 func (e *engine) admit(s *sequence) bool {
-	hit := e.findPrefix(s, nil)
+	hit := e.findPrefix(s)
 	active := 0
 	for _, h := range s.chain[:hit] {
 		if e.cached[h].references > 0 {
@@ -297,6 +287,9 @@ func (e *engine) admit(s *sequence) bool {
 	s.computed = hit * e.cfg.BlockSize
 	if !s.admitted {
 		s.admitted, s.cached = true, s.computed
+	}
+	if s.fetched {
+		e.fetch(s)
 	}
 	return true
 }
@@ -318,6 +311,9 @@ func (e *engine) schedule(st *step, s *sequence, n int) bool {
 	s.computed += n
 	e.publish(s, before, s.computed)
 	p := part{s: s, prompt: min(s.prompt, s.computed) - min(s.prompt, before), tokens: n}
+	if s.fetched { // the last token of the prompt is computed as one of the response
+		p.prompt = 0
+	}
 	st.budget -= n
 	if p.isPrefill() {
 		st.prefills++
@@ -345,7 +341,7 @@ func (e *engine) preempt(st *step, s *sequence) {
 		st.parts = slices.Delete(st.parts, i, i+1)
 	}
 	e.release(s)
-	s.computed = 0
+	s.computed, s.fetched = 0, false
 	s.preemptions++
 	e.preemptions++
 	e.running = slices.Delete(e.running, slices.Index(e.running, s), slices.Index(e.running, s)+1)

@@ -4,26 +4,23 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"time"
 
-	"kvepp/kvblock"
 	"kvepp/scoring"
 )
 
-// Policies for comparison: those of other projects, and one that knows the engines. The former are written from their
-// papers and documentation, and see the same index and book as kvepp's own. What they read from engines' metrics they
-// get without delay here, which favours them.
+// Policies for comparison: those of other projects. They are written from their papers and documentation, and see the
+// same index and book as kvepp's own. What they read from engines' metrics they get without delay here, which favours
+// them.
 
 // view is what a policy sees when a request is to be sent. The slices are indexed by candidate.
 type view struct {
-	prompt    int                    // tokens
-	chain     []kvblock.SequenceHash // of the prompt's full blocks
+	prompt    int // tokens
 	blockSize int
 	cached    []int // tokens of the prompt
 	loads     []scoring.Load
 	engines   []*engine
 	rng       *rand.Rand
-	now       time.Duration
+	served    int // the candidate that served the request in a recording; -1: none
 }
 
 func (v *view) fresh(w int) int { return v.prompt - v.cached[w] }
@@ -64,9 +61,7 @@ var policies = []struct {
 	{"preble-e2", func(workers int) policy { return newPreble(workers) }},
 	{"lmetric", func(int) policy { return lmetric{} }},
 	{"sglang", func(int) policy { return sglang{} }},
-	{"clairvoyant", func(int) policy { return newClairvoyant(0) }},
-	// about the weight at which it has the mean TTFT of the policy Time
-	{"clairvoyant-fair", func(int) policy { return newClairvoyant(0.1) }},
+	{Recorded, func(int) policy { return recorded{} }},
 }
 
 // PolicyNames returns the names for Config.Policy.
@@ -95,14 +90,16 @@ func (unlearning) firstToken(int, int, float64) {}
 // look returns what a policy sees of a request, after gather.
 func (s *Simulation) look(f *flight) *view {
 	v := &s.view
-	v.prompt, v.blockSize, v.rng, v.now = f.Prompt, s.cfg.Engine.BlockSize, s.rng, s.now
-	v.chain = f.Chain[:f.Prompt/v.blockSize]
+	v.prompt, v.blockSize, v.rng = f.Prompt, s.cfg.Engine.BlockSize, s.rng
 	s.loads = s.replicas[0].book.Loads(s.loads[:0])
-	v.cached, v.loads, v.engines = v.cached[:0], v.loads[:0], v.engines[:0]
+	v.cached, v.loads, v.engines, v.served = v.cached[:0], v.loads[:0], v.engines[:0], -1
 	for i := range s.candidates {
 		w, load := int(s.candidates[i].Worker), scoring.Load{}
 		if w < len(s.loads) {
 			load = s.loads[w]
+		}
+		if f.Served != nil && f.Served.worker == w {
+			v.served = i
 		}
 		v.cached = append(v.cached, min(s.candidates[i].DeviceBlocks*v.blockSize, f.Prompt))
 		v.loads, v.engines = append(v.loads, load), append(v.engines, s.engines[w])

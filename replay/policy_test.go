@@ -1,13 +1,10 @@
 package replay
 
 import (
-	"math"
 	"math/rand/v2"
 	"reflect"
 	"testing"
-	"time"
 
-	"kvepp/kvblock"
 	"kvepp/scoring"
 )
 
@@ -68,93 +65,6 @@ func TestPolicyRules(t *testing.T) {
 	} {
 		if got := newPolicy(c.policy, 3).choose(c.v); got != c.want {
 			t.Errorf("%s: cached %v, loads %v: chose %d, want %d", c.policy, c.v.cached, c.v.loads, got, c.want)
-		}
-	}
-}
-
-// TestClairvoyant checks the times to first token that clairvoyant expects against those that the engine then gives:
-// with a step that runs, cached blocks, prompts that wait and share blocks, a chunked prompt and a slow engine.
-func TestClairvoyant(t *testing.T) {
-	chain := func(seed, blocks int) (c []kvblock.SequenceHash) {
-		for i := range blocks {
-			c = append(c, kvblock.SequenceHash(1000*seed+i+1))
-		}
-		return c
-	}
-	sequenceOf := func(c []kvblock.SequenceHash, output int) *sequence {
-		return &sequence{prompt: 16 * len(c), output: output, chain: c, locals: make([]kvblock.LocalHash, len(c))}
-	}
-	for name, c := range map[string]struct {
-		speed                   float64
-		before, waiting, coming []*sequence // before has a step of its own, which then runs
-		chain                   []kvblock.SequenceHash
-	}{
-		"idle":    {speed: 1, chain: chain(1, 100)},
-		"slow":    {speed: 0.5, chain: chain(1, 100)},
-		"chunked": {speed: 1, chain: chain(7, 900)},
-		"cached":  {speed: 1, before: []*sequence{sequenceOf(chain(1, 60), 5)}, chain: chain(1, 100)},
-		"decoding": {speed: 1, before: []*sequence{sequenceOf(chain(1, 60), 5), sequenceOf(chain(2, 60), 5)},
-			chain: chain(3, 10)},
-		"waiting": {speed: 1, before: []*sequence{sequenceOf(chain(1, 60), 5)},
-			waiting: []*sequence{sequenceOf(chain(2, 40), 5), sequenceOf(chain(2, 50), 5)}, chain: chain(2, 45)},
-		"coming": {speed: 2, before: []*sequence{sequenceOf(chain(1, 60), 5)},
-			coming: []*sequence{sequenceOf(chain(4, 40), 5)}, chain: chain(2, 45)},
-	} {
-		e := newEngine(DefaultEngineConfig())
-		e.cfg.BlockSize, e.cfg.Speed = 16, c.speed
-		now := time.Duration(0)
-		for _, s := range c.before {
-			e.submit(s)
-		}
-		if e.parts, now = e.begin(); len(e.parts) > 0 {
-			e.inStep, e.stepEnds = true, now
-		}
-		e.waiting = append(e.waiting, c.waiting...)
-		e.coming = c.coming
-		v := &view{prompt: 16 * len(c.chain), blockSize: 16, chain: c.chain, engines: []*engine{e}}
-		want, _ := newClairvoyant(0).timeToFirstToken(v, e)
-
-		for _, s := range c.coming {
-			e.submit(s)
-		}
-		own := sequenceOf(c.chain, 5)
-		e.submit(own)
-		for own.generated == 0 {
-			if e.inStep {
-				e.end(e.parts, now)
-			}
-			took := time.Duration(0)
-			e.parts, took = e.begin()
-			e.inStep = true
-			now += took
-			if len(e.parts) == 0 {
-				t.Fatalf("%s: the engine is idle", name)
-			}
-		}
-		if got := own.firstToken.Seconds() * 1000; math.Abs(got-want) > 0.01*got {
-			t.Errorf("%s: first token after %.2f ms, clairvoyant expects %.2f", name, got, want)
-		}
-	}
-}
-
-// TestFairClairvoyant: of two engines on which the first token comes after nearly the same time, it chooses the one
-// with fewer responses to delay, or the one where another prompt waits for the next step anyway.
-func TestFairClairvoyant(t *testing.T) {
-	busy := func(decoding, held int) *engine {
-		e := newEngine(DefaultEngineConfig())
-		for range decoding {
-			e.running = append(e.running, &sequence{prompt: held, computed: held, generated: 1})
-		}
-		return e
-	}
-	waiting := busy(10, 100)
-	waiting.waiting = []*sequence{{prompt: 10}}
-	for name, other := range map[string]*engine{"fewer answers": busy(1, 2000), "a prompt that waits": waiting} {
-		for others, want := range map[float64]int{0: 0, 0.1: 1} {
-			v := &view{prompt: 100, engines: []*engine{busy(10, 100), other}, rng: rand.New(rand.NewPCG(1, 1))}
-			if got := newClairvoyant(others).choose(v); got != want {
-				t.Errorf("%s, weight %v: chose %d, want %d", name, others, got, want)
-			}
 		}
 	}
 }

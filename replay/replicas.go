@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"kvepp/kvblock"
 	"kvepp/router/queue"
 	"kvepp/router/session"
 	"kvepp/scoring"
@@ -25,12 +24,10 @@ type replica struct {
 	told     []news                // what the others have not heard yet, in order
 }
 
-// news is one change of a replica's book, one event of its sessions, or what it has learned of a worker.
+// news is one change of a replica's book, or one event of its sessions.
 type news struct {
 	change scoring.Change
 	event  session.Event
-	lesson []float64 // about the worker
-	worker kvblock.Worker
 }
 
 // newReplicas makes the replicas.
@@ -57,6 +54,7 @@ func (s *Simulation) newReplicas() {
 		return
 	}
 	for _, r := range s.replicas {
+		r.book.SetPeersStaleness(s.cfg.ReplicaDelay)
 		r.book.Observe(func(c *scoring.Change) { s.tell(r, news{change: *c}) }) // chains do not change in a replay
 		if r.sessions != nil {
 			r.sessions.Observe(func(e session.Event) { s.tell(r, news{event: e}) })
@@ -92,8 +90,6 @@ func (s *Simulation) hear(of int) {
 	for _, r := range s.replicas {
 		switch {
 		case r == teller:
-		case n.lesson != nil:
-			r.copies[of].Learned(n.worker, n.lesson)
 		case n.event.Kind != 0:
 			r.sessions.Apply(n.event)
 		default:
@@ -103,13 +99,4 @@ func (s *Simulation) hear(of int) {
 			}
 		}
 	}
-}
-
-// measure tells a replica's book how late it hears of the others' bookings, and the others what it has learned.
-func (s *Simulation) measure(r *replica) {
-	if len(s.replicas) == 1 || s.cfg.Unshared {
-		return
-	}
-	r.book.Lessons(false, func(w kvblock.Worker, values []float64) { s.tell(r, news{lesson: values, worker: w}) })
-	r.book.SetPeersStaleness(s.cfg.ReplicaDelay)
 }

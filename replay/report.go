@@ -57,11 +57,15 @@ type sample struct {
 	ttft, tpot, e2e, queued float32 // seconds; tpot NaN: a response of one token
 }
 
-// Distribution describes times in seconds.
+// Distribution describes times in seconds, or in the unit of what is described.
 type Distribution struct {
-	Mean, P50, P90, P99, Max float64
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+	Max  float64 `json:"max"`
 	// Curve has the quantiles 0, 1/200, 2/200 and so on up to 1.
-	Curve [201]float64
+	Curve [201]float64 `json:"-"`
 }
 
 func newReport(workers int) *Report {
@@ -84,7 +88,8 @@ func (r *Report) arrived(s *Simulation, f *flight) {
 		}
 		hit++
 	}
-	r.RepeatedTokens += hit * size
+	f.possible = hit * size
+	r.RepeatedTokens += f.possible
 	for _, h := range f.Chain[hit:] {
 		if len(s.seen) == MaxDistinct {
 			r.DistinctFull = true
@@ -145,7 +150,7 @@ func (r *Report) finish(s *Simulation) {
 				values = append(values, v)
 			}
 		}
-		return distribution(values)
+		return Describe(values)
 	}
 	r.TTFT = of(func(x *sample) float32 { return x.ttft })
 	r.TPOT = of(func(x *sample) float32 { return x.tpot })
@@ -197,8 +202,8 @@ func share(part, whole int) float64 {
 	return float64(part) / float64(whole)
 }
 
-// distribution describes values and sorts them.
-func distribution(values []float32) (d Distribution) {
+// Describe describes times in seconds, and sorts them.
+func Describe(values []float32) (d Distribution) {
 	if len(values) == 0 {
 		return d
 	}

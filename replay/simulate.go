@@ -27,6 +27,12 @@ type Config struct {
 	Speeds []float64
 	// Own, if not nil, has for each worker what differs from Engine.
 	Own []Own
+	// PrefillWorkers is how many of the engines, the first ones, only compute prompts. The others then only decode, and
+	// fetch a prompt's blocks in TransferMS milliseconds for each token that they do not hold. 0: every engine does
+	// both. Disaggregation says for which prompts a decode worker works alone.
+	PrefillWorkers int
+	TransferMS     float64
+	Disaggregation scoring.Disaggregation
 	// Scoring and Prefill configure the cost function and the load book.
 	Scoring scoring.Config
 	Prefill scoring.PrefillModel
@@ -70,6 +76,7 @@ type Config struct {
 // Own is what is particular to a worker. Zero values are as in Config.Engine.
 type Own struct {
 	Name                     string
+	ID                       WorkerID // in recordings
 	Blocks, MaxBatchedTokens int
 }
 
@@ -136,7 +143,7 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
-	return c.Scoring.Validate()
+	return cmp.Or(c.validateRoles(), c.Scoring.Validate())
 }
 
 // engine returns what a worker is.
@@ -161,15 +168,21 @@ type flight struct {
 	sent    time.Duration
 	worker  int
 	booking scoring.Booking
-	lease   session.Lease
-	overlap int  // blocks that the index counted for the chosen worker
-	alone   bool // no other request without a first token was on the worker; only with Config.Policy
-	item    *queue.Item[*flight]
-	waitsIn *queue.Queue[*flight] // that item is in
-	expires time.Duration         // when it has waited there for too long
-	turn    *admission.Turn       // nil: without admission, or the prompt has no full block
-	number  int                   // of the arrival, from 1
-	options []Candidate           // only with Config.Decided
+	// the prompt on the prefill worker, until that has computed it; nil: there is none
+	first     *sequence
+	prefiller int
+	prefill   scoring.Booking
+	refused   bool // while it was chosen for
+	lease     session.Lease
+	overlap   int  // blocks that the index counted for the chosen worker
+	possible  int  // prompt tokens that one cache of infinite size would have
+	alone     bool // no other request without a first token was on the worker; only with Config.Policy
+	item      *queue.Item[*flight]
+	waitsIn   *queue.Queue[*flight] // that item is in
+	expires   time.Duration         // when it has waited there for too long
+	turn      *admission.Turn       // nil: without admission, or the prompt has no full block
+	number    int                   // of the arrival, from 1
+	options   []Candidate           // only with Config.Decided
 }
 
 // Simulation replays a trace against engines in virtual time. It drives the real index, load book, cost function, queue
@@ -187,6 +200,8 @@ type Simulation struct {
 	replicas []*replica
 	draws    *rand.Rand // of the replica at that a request arrives
 	lateness *rand.Rand // of arrivals
+	// of ties between prefill workers, and between decode workers beside one
+	pairDraws *rand.Rand
 	// conversations, and the requests that wait for their admission; nil: without
 	admission *admission.Controller
 	held      *queue.Queue[*flight]
@@ -251,9 +266,13 @@ func newSimulation(cfg Config) (*Simulation, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if cfg.Policy == Recorded { // nothing that kvepp would have done
+		cfg.Queue, cfg.Admission, cfg.Busy, cfg.SessionTTL = nil, nil, Thresholds{}, 0
+	}
 	s := &Simulation{
 		cfg:        cfg,
 		rng:        rand.New(rand.NewPCG(cfg.Seed, 0x6b76657070)),
+		pairDraws:  rand.New(rand.NewPCG(cfg.Seed, 0x70616972)),
 		lateness:   rand.New(rand.NewPCG(cfg.Seed, 0x6c617465)),
 		report:     newReport(cfg.Workers),
 		lagging:    make([][]stepped, cfg.Workers),
@@ -301,6 +320,8 @@ func (s *Simulation) pull(ctx context.Context, next func() (*Request, error), pr
 				s.read, q.At, s.last)
 		}
 		s.last = q.At
+	} else if q.Served != nil { // the turn before it may end that much earlier than in the recording
+		s.last = max(s.last, q.At-longestRequest)
 	}
 	if float64(max(q.At-s.first, q.Delay))/s.cfg.ArrivalSpeed > float64(maxSpan) {
 		return fmt.Errorf("request %d arrives more than ten years after the first, or after the turn before it", s.read)
@@ -472,15 +493,17 @@ func (s *Simulation) match(f *flight) {
 	s.index.FindMatches(f.Chain[:f.Prompt/s.cfg.Engine.BlockSize], &s.scores)
 }
 
-// gather makes s.candidates the workers that may take a request. false: none may because of their load.
-func (s *Simulation) gather(f *flight, prompt *scoring.Prompt) bool {
+// gather makes s.candidates the workers of a role that may take a request. false: none may because of their load.
+func (s *Simulation) gather(f *flight, prompt *scoring.Prompt, r role) bool {
 	blocks := blocksOf(f.Prompt+f.Output, s.cfg.Engine.BlockSize)
 	only, bound := s.boundTo(f)
 	if !s.cfg.Busy.none() {
 		s.loads = f.via.book.Loads(s.loads[:0])
 	}
 	s.candidates = s.candidates[:0]
-	for w, e := range s.engines {
+	first, last := s.workers(r)
+	for w := first; w < last; w++ {
+		e := s.engines[w]
 		if blocks > e.cfg.Blocks {
 			continue
 		}
@@ -519,7 +542,11 @@ func (s *Simulation) send(f *flight) {
 	s.match(f)
 	size := s.cfg.Engine.BlockSize
 	prompt := scoring.Prompt{BlockSize: size, Chains: [][]kvblock.SequenceHash{f.Chain[:f.Prompt/size]}}
-	if !s.gather(f, &prompt) {
+	if s.cfg.PrefillWorkers > 0 {
+		s.sendToRoles(f, &prompt)
+		return
+	}
+	if !s.gather(f, &prompt, all) {
 		s.refuse(f, RefusedBusy)
 		return
 	}
@@ -533,7 +560,6 @@ func (s *Simulation) send(f *flight) {
 		s.costs = slices.Grow(s.costs[:0], len(s.candidates))[:len(s.candidates)]
 		request.Terms, costs = s.terms, s.costs
 	}
-	s.measure(f.via)
 	chosen, booking, err := f.via.book.SelectAndAdd(request, s.candidates, &s.cfg.Scoring, s.rng, costs)
 	if err != nil {
 		s.failed = err
@@ -561,19 +587,26 @@ func (s *Simulation) dispatch(f *flight) {
 	s.sentByPolicy(f)
 	f.sequence = sequence{request: f, prompt: f.Prompt, output: f.Output}
 	f.chain, f.locals = s.withOutput(f.Request)
+	if f.first != nil {
+		*f.first = f.sequence
+		f.first.output = 1
+	}
 	if s.cfg.DeliveryDelay == 0 {
 		s.deliver(f)
 		return
 	}
-	s.engines[f.worker].announce(&f.sequence)
 	delay := time.Duration(s.rng.Float64() * float64(s.cfg.DeliveryDelay))
 	s.at(s.now+delay, event{what: delivery, of: f})
 }
 
 // deliver hands a request to the engine of its worker.
 func (s *Simulation) deliver(f *flight) {
-	s.engines[f.worker].submit(&f.sequence)
-	s.step(f.worker)
+	w, q := f.worker, &f.sequence
+	if f.first != nil {
+		w, q = f.prefiller, f.first
+	}
+	s.engines[w].submit(q)
+	s.step(w)
 }
 
 // withOutput returns the hashes of a request's full blocks, with such as no other request has for a response that the
@@ -611,8 +644,7 @@ func (s *Simulation) beginStep(w int) {
 		return
 	}
 	s.report.busy(w, s.now, took)
-	e.stepEnds = s.now + took
-	s.at(e.stepEnds, event{what: stepEnds, worker: w})
+	s.at(s.now+took, event{what: stepEnds, worker: w})
 }
 
 // stepped is what a step changed in a worker's cache.
@@ -630,11 +662,20 @@ func (s *Simulation) endStep(w int) {
 		}
 	}
 	for _, q := range first {
+		if q == q.request.first {
+			continue
+		}
 		q.request.booking.MarkPrefillCompleted()
+		q.request.prefill.MarkPrefillCompleted()
+		q.request.prefill.Free()
 		s.startedByPolicy(q.request)
 	}
 	for _, q := range complete {
 		f := q.request
+		if q == f.first {
+			s.handOver(f)
+			continue
+		}
 		f.booking.LearnOutput(f.Output)
 		f.booking.Free()
 		f.lease.Release(false)

@@ -3,6 +3,7 @@ package replay
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"container/list"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"regexp"
 	"slices"
 	"time"
 
@@ -80,6 +82,9 @@ type Request struct {
 	// Class is the policy class that the request asks for.
 	Class string
 
+	// Served is what a dynamo trace says of how the request was served. nil: it names no worker.
+	Served *Served
+
 	ended time.Duration // when a dynamo trace says that it ended, else At; like At
 
 	// Of an agentic trace: those that wait for this request, and how many this one waits for. The simulation counts
@@ -91,6 +96,28 @@ type Request struct {
 
 	late time.Duration // the simulation's Config.ArrivalJitter: how much later it arrives
 }
+
+// Served is how a recorded request was served.
+type Served struct {
+	// Worker generated the response, and Prefill computed the prompt; usually they are one.
+	Worker, Prefill WorkerID
+	// Cached is how many of the prompt's tokens the engine reported as cached. -1: it reported nothing.
+	Cached int
+	// TTFT is the time from the arrival to the first token, and Took that to the end. 0: not known.
+	TTFT, Took time.Duration
+
+	block  int // tokens
+	worker int // in Recording.Workers
+	sample int // in Recording.sample
+}
+
+// WorkerID is a worker as Dynamo names it.
+type WorkerID struct {
+	Instance uint64
+	Rank     uint32
+}
+
+func (w WorkerID) String() string { return fmt.Sprintf("%d/%d", w.Instance, w.Rank) }
 
 // Reader reads the requests of a trace in the order of the file. It holds one line, and with sessions the hashes that
 // their later turns need, both within the limits above.
@@ -147,10 +174,50 @@ func (h *history) extend(tokens []kvblock.Token, blockSize int) {
 
 // ReaderOptions say how a trace is read.
 type ReaderOptions struct {
-	// BlockSize is the engine's block size in tokens.
+	// BlockSize is the engine's block size in tokens. 0: that of the trace, which must be of the format Dynamo.
 	BlockSize int
 	// TraceBlockSize is how many tokens one hash id of a mooncake row stands for; 0: 512, as in Mooncake's own traces.
 	TraceBlockSize int
+	// Shadow gets what kvepp in shadow mode says of the requests of a dynamo trace, also of those that it could not
+	// record. nil: that is not needed.
+	Shadow *Shadow
+}
+
+// Shadow is what kvepp in shadow mode says of a recording. The zero value says nothing.
+type Shadow struct {
+	// Unjudged counts, by reason, the requests for which it could not say what it would have chosen. Avoided counts
+	// those that went to a worker that kvepp would not have used then, by why, such as "ejected".
+	Unjudged, Avoided map[string]int
+	// Share is the least part of the requests that it read: --shadow-share. 0: all.
+	Share float64
+}
+
+// maxReasons bounds the maps of Shadow.
+const maxReasons = 100
+
+var reasonForm = regexp.MustCompile(`^[a-z_]{1,40}$`)
+
+// add adds a row. Any program may have written it, so what is not in the form of kvepp's reasons counts as unreadable.
+func (s *Shadow) add(unjudged, avoided string, share float64) {
+	if share > 0 && share < 1 && (s.Share == 0 || share < s.Share) {
+		s.Share = share
+	}
+	count := func(of *map[string]int, reason string) {
+		switch {
+		case reason == "":
+			return
+		case *of == nil:
+			*of = map[string]int{}
+		case (*of)[reason] == 0 && len(*of) >= maxReasons:
+			reason = "unreadable"
+		}
+		if !reasonForm.MatchString(reason) {
+			reason = "unreadable"
+		}
+		(*of)[reason]++
+	}
+	count(&s.Unjudged, unjudged)
+	count(&s.Avoided, avoided)
 }
 
 // Open opens a trace file. The caller closes it.
@@ -176,7 +243,7 @@ func NewReader(name string, from io.Reader, format Format, o ReaderOptions) (*Re
 		o.TraceBlockSize = 512
 	}
 	switch {
-	case o.BlockSize < 1 || o.BlockSize > kvblock.MaxBlockSize:
+	case (o.BlockSize < 1 && format != Dynamo) || o.BlockSize > kvblock.MaxBlockSize:
 		return nil, fmt.Errorf("a block size of %d tokens: must be 1 to %d", o.BlockSize, kvblock.MaxBlockSize)
 	case o.TraceBlockSize < 1 || o.TraceBlockSize > maxTokens:
 		return nil, fmt.Errorf("a trace block size of %d tokens: must be 1 to %d", o.TraceBlockSize, maxTokens)
@@ -455,7 +522,21 @@ type dynamoRow struct {
 			ID       string   `json:"request_id"`
 			Output   *int     `json:"output_tokens"`
 			Received *float64 `json:"request_received_ms"`
-			Replay   *struct {
+			Cached   *int     `json:"cached_tokens"`
+			TTFT     *float64 `json:"ttft_ms"`
+			Took     *float64 `json:"total_time_ms"`
+			Worker   *struct {
+				Prefill     *uint64 `json:"prefill_worker_id"`
+				PrefillRank uint32  `json:"prefill_dp_rank"`
+				Decode      *uint64 `json:"decode_worker_id"`
+				DecodeRank  uint32  `json:"decode_dp_rank"`
+			} `json:"worker"`
+			Shadow struct {
+				Unjudged string  `json:"unjudged"`
+				Avoided  string  `json:"served_would_not"`
+				Share    float64 `json:"share"`
+			} `json:"shadow"`
+			Replay *struct {
 				Block  int       `json:"trace_block_size"`
 				Length int       `json:"input_length"`
 				Hashes *[]uint64 `json:"input_sequence_hashes"`
@@ -473,6 +554,10 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 	if e.Schema != "dynamo.request.trace.v1" {
 		return nil, fmt.Errorf("schema %q: must be dynamo.request.trace.v1", e.Schema)
 	}
+	if to := r.options.Shadow; to != nil && e.Request != nil {
+		s := &e.Request.Shadow
+		to.add(s.Unjudged, s.Avoided, s.Share)
+	}
 	if e.Type != "request_end" {
 		return nil, nil
 	}
@@ -485,7 +570,7 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 		return nil, fmt.Errorf("trace_block_size %d: must be 1 to %d", in.Block, kvblock.MaxBlockSize)
 	case r.block != 0 && in.Block != r.block:
 		return nil, fmt.Errorf("trace_block_size %d after %d: all rows of a trace must have one", in.Block, r.block)
-	case in.Block != r.options.BlockSize:
+	case r.options.BlockSize != 0 && in.Block != r.options.BlockSize:
 		return nil, fmt.Errorf("the trace has blocks of %d tokens; set --block-size=%d", in.Block, in.Block)
 	case in.Length < 1 || in.Length > maxTokens:
 		return nil, fmt.Errorf("input_length %d: must be 1 to %d", in.Length, maxTokens)
@@ -520,6 +605,21 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 		q.Locals = append(q.Locals, kvblock.LocalHash(h))
 	}
 	q.Chain = kvblock.AppendSequenceHashes(nil, q.Locals)
+	if w := e.Request.Worker; w != nil && w.Decode != nil {
+		q.Served = &Served{Worker: WorkerID{*w.Decode, w.DecodeRank}, Cached: -1, block: in.Block}
+		if q.Served.Prefill = q.Served.Worker; w.Prefill != nil {
+			q.Served.Prefill = WorkerID{*w.Prefill, w.PrefillRank}
+		}
+		if c := e.Request.Cached; c != nil {
+			q.Served.Cached = min(max(*c, 0), q.Prompt)
+		}
+		ttft, err1 := milliseconds("ttft_ms", e.Request.TTFT, nil)
+		took, err2 := milliseconds("total_time_ms", e.Request.Took, nil)
+		if err := cmp.Or(err1, err2); err != nil {
+			return nil, err
+		}
+		q.Served.TTFT, q.Served.Took = max(ttft, 0), max(took, 0)
+	}
 	return q, nil
 }
 

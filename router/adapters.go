@@ -1,31 +1,33 @@
 package router
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"kvepp/kvblock"
+	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/prompt/body"
 )
 
-// maxWorkerAdapters bounds how many adapters are learned from one worker's events, maxAdapterName the length of an
-// adapter's name in bytes.
-const (
-	maxWorkerAdapters = 1024
-	maxAdapterName    = 256
-)
+// maxPlaced bounds the adapters in Adapters.placed. Beyond it any one is forgotten.
+const maxPlaced = 4096
 
-// Adapters maps a LoRA adapter to the model that it adapts. The operator names adapters, and engines' events name the
-// adapter that computed a block. An event speaks for its worker alone: when the worker leaves or its blocks are
-// cleared, its names are forgotten. It is safe for concurrent use. A nil one is empty.
+// Adapters maps a LoRA adapter to the model that it adapts, and knows which workers have it. The operator names
+// adapters, engines list theirs, and engines' events name the adapter that computed a block. What an engine says speaks
+// for its worker alone: when the worker leaves, or its blocks are cleared, its names are forgotten. It is safe for
+// concurrent use. A nil one is empty.
 type Adapters struct {
 	named map[string]string // adapter -> model; read-only
 
 	mu     sync.RWMutex
 	seen   map[string][]adapted                 // adapter -> models of the workers that named it
-	worker map[kvblock.Worker]map[string]string // worker -> adapter -> model; "": unknown
+	worker map[kvblock.Worker]map[string]string // worker -> adapter of its events -> model; "": unknown
+	lists  []*adapterList                       // by worker: what its engine says; nil: nothing
+	placed map[placement]kvblock.Worker         // where adapters go that no engine has
+	loads  uint64                               // how often one got such a place
 }
 
 // adapted is a model, and how many of its workers named an adapter; at least one.
@@ -34,21 +36,36 @@ type adapted struct {
 	workers int
 }
 
+// adapterList is what a worker's engine says of adapters.
+type adapterList struct {
+	models map[string]string // adapter -> model
+	active map[string]bool
+	most   int // active ones at once; 0: not known
+	coming int // adapters that were placed since
+}
+
+// placement is an adapter, for prefill workers or for the others.
+type placement struct {
+	adapter string
+	prefill bool
+}
+
 // NewAdapters returns a table with the operator's adapters, by the names that requests and events use, and the models
 // that they adapt.
 func NewAdapters(named map[string]string) *Adapters {
-	return &Adapters{named: named, seen: map[string][]adapted{}, worker: map[kvblock.Worker]map[string]string{}}
+	return &Adapters{named: named, seen: map[string][]adapted{}, worker: map[kvblock.Worker]map[string]string{},
+		placed: map[placement]kvblock.Worker{}}
 }
 
 // Seen adds an adapter that an event of worker w names. If it is new for w, Seen calls model for the worker's model; it
 // returns "" if that is unknown.
 func (a *Adapters) Seen(w kvblock.Worker, name string, model func() string) {
-	if a.named[name] != "" || name == "" || len(name) > maxAdapterName {
+	if a.named[name] != "" || name == "" || len(name) > pool.MaxAdapterName {
 		return
 	}
 	a.mu.RLock()
 	_, known := a.worker[w][name]
-	full := len(a.worker[w]) >= maxWorkerAdapters
+	full := len(a.worker[w]) >= pool.MaxAdapters
 	a.mu.RUnlock()
 	if known || full {
 		return
@@ -60,11 +77,7 @@ func (a *Adapters) Seen(w kvblock.Worker, name string, model func() string) {
 		a.worker[w] = map[string]string{}
 	}
 	a.worker[w][name] = adapts
-	if i := slices.IndexFunc(a.seen[name], func(m adapted) bool { return m.model == adapts }); i >= 0 {
-		a.seen[name][i].workers++
-	} else if adapts != "" {
-		a.seen[name] = append(a.seen[name], adapted{adapts, 1})
-	}
+	a.count(name, adapts, 1)
 }
 
 // Forget takes back what w's events named, because its blocks were cleared or it left.
@@ -72,19 +85,62 @@ func (a *Adapters) Forget(w kvblock.Worker) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, model := range a.worker[w] {
-		all := a.seen[name]
-		i := slices.IndexFunc(all, func(m adapted) bool { return m.model == model })
-		if i < 0 {
-			continue // the model is unknown
-		}
-		if all[i].workers--; all[i].workers == 0 {
-			all = slices.Delete(all, i, i+1)
-		}
-		if a.seen[name] = all; len(all) == 0 {
-			delete(a.seen, name)
-		}
+		a.count(name, model, -1)
 	}
 	delete(a.worker, w)
+}
+
+// count adds n to the workers of a model that named an adapter. The caller holds a.mu.
+func (a *Adapters) count(name, model string, n int) {
+	if model == "" || a.named[name] != "" {
+		return
+	}
+	all := a.seen[name]
+	i := slices.IndexFunc(all, func(m adapted) bool { return m.model == model })
+	if i < 0 {
+		all, i = append(all, adapted{model: model}), len(all)
+	}
+	if all[i].workers += n; all[i].workers <= 0 {
+		all = slices.Delete(all, i, i+1)
+	}
+	if a.seen[name] = all; len(all) == 0 {
+		delete(a.seen, name)
+	}
+}
+
+// List replaces what w's engine says of adapters. model returns the name that kvepp has for the model of w.
+func (a *Adapters) List(w kvblock.Worker, says pool.Adapters, model func(base string) string) {
+	next := &adapterList{models: map[string]string{}, active: map[string]bool{}, most: says.Most}
+	for name, base := range says.Listed {
+		next.models[name] = model(base)
+	}
+	for _, name := range says.Active {
+		next.active[name] = true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lists = append(a.lists, make([]*adapterList, max(int(w)+1-len(a.lists), 0))...)
+	if before := a.lists[w]; before != nil {
+		for name, model := range before.models {
+			a.count(name, model, -1)
+		}
+	}
+	for name, model := range next.models {
+		a.count(name, model, 1)
+	}
+	a.lists[w] = next
+	if len(says.Listed)+len(says.Active)+says.Most == 0 {
+		a.lists[w] = nil
+	}
+	maps.DeleteFunc(a.placed, func(p placement, at kvblock.Worker) bool {
+		return at == w && (a.lists[w] == nil || next.has(p.adapter))
+	})
+}
+
+// Left forgets a worker.
+func (a *Adapters) Left(w kvblock.Worker) {
+	a.Forget(w)
+	a.List(w, pool.Adapters{}, nil)
 }
 
 // Len returns how many adapters are known.
@@ -92,6 +148,92 @@ func (a *Adapters) Len() int {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return len(a.named) + len(a.seen)
+}
+
+// Loads returns how often an adapter that no engine had was given to a worker to load.
+func (a *Adapters) Loads() uint64 {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.loads
+}
+
+// fit says how well a worker suits the requests for an adapter.
+type fit uint8
+
+const (
+	silent fit = iota // its engine says nothing of adapters
+	evicts            // it has to load the adapter, and to evict another
+	loads             // it has to load the adapter, and has room
+	full              // it has the adapter, whose requests wait for those of others
+	fits              // it has the adapter
+)
+
+// fitsOf returns how each worker of the snapshot suits an adapter, by worker number, in the memory of dst; empty if no
+// engine says anything of adapters. prefill says that a prefill worker has the adapter, and other that another worker
+// does, of the workers that are accepted.
+func (a *Adapters) fitsOf(dst []fit, adapter string, s *pool.Snapshot, accepted func(*pool.Worker) bool) (_ []fit,
+	prefill, other bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if list := a.listOf(w.Worker); list != nil && list.has(adapter) && accepted(w) {
+			prefill, other = prefill || w.Role == pool.Prefill, other || w.Role != pool.Prefill
+		}
+	}
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		list := a.listOf(w.Worker)
+		if list == nil {
+			continue
+		}
+		f, held := evicts, other
+		if w.Role == pool.Prefill {
+			held = prefill
+		}
+		at, placed := a.placed[placement{adapter, w.Role == pool.Prefill}]
+		if list.has(adapter) || placed && at == w.Worker && !held {
+			f = full
+		}
+		if list.most == 0 || list.active[adapter] || len(list.active)+list.coming < list.most {
+			f++
+		}
+		dst = append(dst, make([]fit, max(int(w.Worker)+1-len(dst), 0))...)
+		dst[w.Worker] = f
+	}
+	return dst, prefill, other
+}
+
+// place notes that a request goes to w. If no engine has its adapter, later requests for it go there, too.
+func (a *Adapters) place(p placement, w kvblock.Worker) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := a.listOf(w)
+	if at, placed := a.placed[p]; list == nil || list.has(p.adapter) || placed && at == w {
+		return
+	}
+	for any := range a.placed {
+		if len(a.placed) < maxPlaced {
+			break
+		}
+		delete(a.placed, any)
+	}
+	a.placed[p] = w
+	a.loads++
+	list.coming++
+}
+
+// listOf returns what w's engine says; nil: nothing. The caller holds a.mu.
+func (a *Adapters) listOf(w kvblock.Worker) *adapterList {
+	if int(w) < len(a.lists) {
+		return a.lists[w]
+	}
+	return nil
+}
+
+func (l *adapterList) has(adapter string) bool {
+	_, listed := l.models[adapter]
+	return listed || l.active[adapter]
 }
 
 // readSpaces sets the model and the adapter that a request names, and in which parts of the engine's cache its prompts'

@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"kvepp/internal/loglimit"
 	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/router/admission"
 	"kvepp/router/queue"
 )
@@ -25,20 +25,8 @@ type Admission struct {
 	Bound   int
 	Timeout time.Duration
 
-	log *slog.Logger // set by New
+	unsized loglimit.Limiter // of log lines about workers that it has no effect on
 }
-
-// WorkerJoined tells the operator which workers the admission has no effect on.
-func (a *Admission) WorkerJoined(w pool.Worker) {
-	if w.TotalKVBlocks > 0 || w.Role == pool.Decode || w.Role == pool.Encode {
-		return
-	}
-	a.log.Warn("--router-admission has no effect on this worker, because kvepp does not know its number of KV blocks: "+
-		"set totalKvBlocks in the endpoints file, or the Pod's annotation kvepp/total-kv-blocks", "worker", w.String())
-}
-
-// WorkerLeft forgets a worker.
-func (a *Admission) WorkerLeft(w kvblock.Worker) { a.Forget(w) }
 
 // heldRequest is what the waiting room of the admission keeps of a request.
 type heldRequest struct {
@@ -54,6 +42,9 @@ var heldProfile = queue.Single(queue.FCFS, nil)
 func (r *Router) newAdmissionRoom() *queue.Room[heldRequest] {
 	cfg := &queue.RoomConfig{Profiles: (*queue.File)(nil).Profiles(heldProfile), Bound: r.cfg.Admission.Bound,
 		Timeout: r.cfg.Admission.Timeout}
+	if r.cfg.Queue != nil {
+		cfg.Hold = r.cfg.Queue.Hold
+	}
 	return queue.NewRoom(cfg, &admissionJudge{roomJudge{router: r}}, tick)
 }
 
@@ -61,12 +52,8 @@ func (r *Router) newAdmissionRoom() *queue.Room[heldRequest] {
 // after the other: the next one is judged by loads with this one's booking.
 //
 // Errors: decide's; ErrNoRoom.
-func (r *Router) admitAndDecide(
-	ctx context.Context,
-	sc *scratch,
-	req *Request,
-	p *prepared,
-) (route *Route, waited time.Duration, err error) {
+func (r *Router) admitAndDecide(ctx context.Context, sc *scratch, req *Request,
+	p *prepared) (route *Route, waited time.Duration, err error) {
 	turn := r.turnOf(sc, req, p)
 	if turn != nil && !turn.Continues() {
 		return r.waitAndDecide(ctx, sc, req, p, turn)
@@ -104,13 +91,8 @@ func (r *Router) turnOf(sc *scratch, req *Request, p *prepared) *admission.Turn 
 }
 
 // waitAndDecide waits until a worker has room for the conversation, and decides.
-func (r *Router) waitAndDecide(
-	ctx context.Context,
-	sc *scratch,
-	req *Request,
-	p *prepared,
-	turn *admission.Turn,
-) (route *Route, waited time.Duration, err error) {
+func (r *Router) waitAndDecide(ctx context.Context, sc *scratch, req *Request, p *prepared,
+	turn *admission.Turn) (route *Route, waited time.Duration, err error) {
 	held := *p // a copy, so that p stays on the stack of requests that never wait
 	w, err := r.admissions.Enter(queue.Entry{
 		Line:       r.lineName(&sc.gathered, p.model),
@@ -128,11 +110,11 @@ func (r *Router) waitAndDecide(
 		waited, err = await(ctx, r, sc, r.admissions, w)
 		r.rematch(sc)
 	}
+	if errors.Is(err, queue.ErrTimeout) || errors.Is(err, queue.ErrFull) || errors.Is(err, queue.ErrWouldWait) {
+		err = fmt.Errorf("%w (%w)", ErrNoRoom, err)
+	}
 	if err != nil {
-		if errors.Is(err, queue.ErrTimeout) || errors.Is(err, queue.ErrFull) || errors.Is(err, queue.ErrWouldWait) {
-			err = fmt.Errorf("%w (%w)", ErrNoRoom, err)
-		}
-		return nil, waited, err
+		return nil, waited, r.nameAway(sc, req, p, err)
 	}
 	defer r.admissions.Pass() // also after an error or a panic
 	route, queued, err := r.decide(ctx, sc, req, p)
@@ -151,27 +133,37 @@ func (r *Route) startTurn(turn *admission.Turn) {
 // admissionJudge tells the waiting room of the admission which requests can go. The room's lock guards it.
 type admissionJudge struct{ roomJudge }
 
-// Busy reports whether no worker that may compute the prompt has room for the conversation.
-func (j *admissionJudge) Busy(_ *queue.Class, h heldRequest) bool {
+// State says whether no worker that may compute the prompt has room for the conversation.
+func (j *admissionJudge) State(_ *queue.Class, h heldRequest) queue.State {
 	r, sc := j.router, j.sc
-	if r.gather(&sc.gathered, j.snapshot, h.req, h.prompt, r.exclusiveTarget(h.prompt), nil) != nil {
-		return false // it gets its turn, and choose returns the error
+	err := r.gather(&sc.gathered, j.snapshot, h.req, h.prompt, r.exclusiveTarget(h.prompt), nil)
+	switch {
+	case r.away(j.snapshot, h.req, h.prompt, err):
+		return queue.Away // with the turn it would hold up the others
+	case err != nil:
+		return queue.Ready // it gets its turn, and choose returns the error
 	}
 	candidates := sc.prompters()
 	for i := range candidates {
 		x := &candidates[i]
 		load := loadOf(sc.loads, x)
+		if x.TotalKVBlocks == 0 {
+			r.cfg.Admission.unsized.Log(r.log, slog.LevelWarn, "--router-admission has no effect on this worker, "+
+				"because kvepp does not know its number of KV blocks: its engine's metrics page does not say it; set "+
+				"totalKvBlocks in the endpoints file, or the Pod's annotation kvepp/total-kv-blocks",
+				"worker", x.String())
+		}
 		if h.turn.Fits(x.Worker, x.TotalKVBlocks*x.BlockSize, load.Requests, load.ActiveTokens) {
-			return false
+			return queue.Ready
 		}
 	}
-	return true
+	return queue.Busy
 }
 
-// Held returns how many requests wait for admission.
-func (r *Router) Held() int {
-	if r.admissions == nil {
-		return 0
+// Held returns how many requests wait for admission, or for the first worker.
+func (r *Router) Held() (n int) {
+	if r.admissions != nil {
+		n = r.admissions.Waiting()
 	}
-	return r.admissions.Waiting()
+	return n + r.waiting(func(l *queue.ClassLoad) bool { return l.Away })
 }

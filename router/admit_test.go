@@ -9,8 +9,8 @@ import (
 
 	"kvepp/internal/logtest"
 	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/router/admission"
+	"kvepp/router/queue"
 )
 
 // newAdmissionHouse returns a house with one worker whose KV cache has 100 blocks of 4 tokens. Half of all
@@ -56,15 +56,15 @@ func TestConversationsWait(t *testing.T) {
 			t.Fatalf("went: %s", a.order())
 		}
 		<-time.After(5 * time.Second)
-		a.by["next turn"].LearnOutput(20)
-		a.by["next turn"].Free()
-		a.by["first"].Free()
-		a.by["beside"].Free() // a worker without requests has room
+		a.route("next turn").LearnOutput(20)
+		a.route("next turn").Free()
+		a.route("first").Free()
+		a.route("beside").Free() // a worker without requests has room
 		synctest.Wait()
-		if a.order() != "first beside next turn new" || h.Held() != 0 || a.by["new"].Waited != 5*time.Second {
-			t.Fatalf("went: %s; waited %v", a.order(), a.by["new"].Waited)
+		if a.order() != "first beside next turn new" || h.Held() != 0 || a.route("new").Waited != 5*time.Second {
+			t.Fatalf("went: %s; waited %v", a.order(), a.route("new").Waited)
 		}
-		a.by["new"].Free()
+		a.route("new").Free()
 		if s := h.cfg.Admission.Stats(); s.Idle != 3 || s.Running != 0 {
 			t.Errorf("%+v", s)
 		}
@@ -117,22 +117,66 @@ func TestNoRoom(t *testing.T) {
 		if got := h.rejections(); got["no_room"] != 3 || got["queue_timeout"] != 0 {
 			t.Errorf("rejections %v", got)
 		}
-		a.by["first"].Free()
+		a.route("first").Free()
 		h.wantTurnFree()
 	})
 }
 
-// The log names each worker that computes prompts and whose number of KV blocks is not known.
-func TestAdmissionWatcher(t *testing.T) {
-	var log logtest.Log
-	a := Admission{Controller: admission.New(admission.Config{Fill: 1}), log: slog.New(slog.NewTextHandler(&log, nil))}
-	for _, e := range []pool.Endpoint{
-		{Name: "known", TotalKVBlocks: 100}, {Name: "decodes", Role: pool.Decode}, {Name: "unknown"},
-	} {
-		a.WorkerJoined(pool.Worker{Endpoint: &e})
-	}
-	a.WorkerLeft(7)
-	if log.Count("has no effect on this worker") != 1 || log.Count("worker=unknown") != 1 {
-		t.Error(&log)
-	}
+// TestAdmissionWithoutSizes: a worker whose number of KV blocks is not known takes conversations, and the log says so.
+func TestAdmissionWithoutSizes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, workers(1)...)
+		var log logtest.Log
+		h.cfg.Admission = &Admission{Controller: admission.New(admission.Config{Fill: 1}), Bound: 2,
+			Timeout: time.Minute}
+		h.Router = New(h.cfg, h.pool, h.index, h.book, h.metrics, slog.New(slog.NewTextHandler(&log, nil)))
+		a := arriveAt(h)
+		a.send(t.Context(), "a", completion("m", tokens(0, 380)))
+		a.send(t.Context(), "b", completion("m", tokens(1000, 380)))
+		if a.order() != "a b" || log.Count("has no effect on this worker") != 2 || log.Count("worker=w0/0") != 2 {
+			t.Errorf("went: %s; %s", a.order(), &log)
+		}
+	})
+}
+
+// TestAdmissionOfAnEmptyPool: if the last worker leaves while requests wait for admission, none of them holds the turn:
+// all wait for a worker, for as long as requests do that come then, and go in order when one comes.
+func TestAdmissionOfAnEmptyPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newAdmissionHouse(t)
+		endpoints := workers(1)
+		endpoints[0].TotalKVBlocks = 1000
+		h.cfg.Admission.Bound = 8
+		h.cfg.Queue = &queue.RoomConfig{Profiles: (*queue.File)(nil).Profiles(queue.Single(queue.FCFS, nil)),
+			Bound: 8, Hold: 10 * time.Minute}
+		h.Router = New(h.cfg, h.pool, h.index, h.book, h.metrics, h.log)
+		h.pool.OnLeave(h.book.Forget)
+		h.pool.Watch(h.Router)
+		a := arriveAt(h)
+		a.send(t.Context(), "first", completion("m", tokens(0, 380)))
+		for i, name := range []string{"b", "c", "d"} {
+			a.send(t.Context(), name, completion("m", tokens(1000*(i+1), 300)))
+		}
+		h.pool.Update(nil)
+		<-time.After(5 * time.Minute)
+		if a.order() != "first" || h.Held() != 3 || h.admissions.Waiting() != 3 {
+			t.Fatalf("went: %s; %d wait, %d of them for admission", a.order(), h.Held(), h.admissions.Waiting())
+		}
+		h.pool.Update(endpoints)
+		<-time.After(time.Minute)
+		if a.order() != "first b c d" || h.Held() != 0 {
+			t.Fatalf("went: %s; %d wait", a.order(), h.Held())
+		}
+		for _, name := range []string{"first", "b", "c", "d"} {
+			a.route(name).Free()
+		}
+		a.send(t.Context(), "fill", completion("m", tokens(0, 3900)))
+		a.send(t.Context(), "late", completion("m", tokens(9000, 300)))
+		h.pool.Update(nil)
+		<-time.After(11 * time.Minute)
+		if want := "late: " + ErrNoEndpoints.Error(); !strings.Contains(a.order(), want) {
+			t.Errorf("went: %s, want %s", a.order(), want)
+		}
+		a.route("fill").Free()
+	})
 }

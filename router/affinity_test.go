@@ -337,18 +337,18 @@ func TestSessionsWaitForTheirWorker(t *testing.T) {
 			a.send(t.Context(), "other", req)
 			if soft {
 				// A worker is ready, so no request waits. The session's worker may take it, so it stays.
-				if a.order() != "first second other" || a.by["second"].Name != a.by["first"].Name ||
-					a.by["other"].Name == a.by["first"].Name {
+				if a.order() != "first second other" || a.route("second").Name != a.route("first").Name ||
+					a.route("other").Name == a.route("first").Name {
 					t.Errorf("soft: went %s", a.order())
 				}
 				return
 			}
-			if a.order() != "first other" || a.by["other"].Name == a.by["first"].Name {
+			if a.order() != "first other" || a.route("other").Name == a.route("first").Name {
 				t.Errorf("hard: went %s", a.order())
 			}
 			a.prefilled("first")
-			if a.order() != "first other second" || a.by["second"].Name != a.by["first"].Name ||
-				a.by["second"].Session != session.Kept {
+			if a.order() != "first other second" || a.route("second").Name != a.route("first").Name ||
+				a.route("second").Session != session.Kept {
 				t.Errorf("hard: went %s", a.order())
 			}
 		})

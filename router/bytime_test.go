@@ -115,11 +115,11 @@ func TestTimeWithThresholdsAndQueue(t *testing.T) {
 			t.Fatalf("%d wait after %s, want 1", n, a.order())
 		}
 		for _, name := range []string{"a", "b"} {
-			if a.by[name].Name == "w1" {
+			if a.route(name).Name == "w1" {
 				a.prefilled(name)
 			}
 		}
-		if r := a.by["waits"]; r == nil || r.Name != "w1" || r.Weights.Policy != scoring.Time {
+		if r := a.route("waits"); r == nil || r.Name != "w1" || r.Weights.Policy != scoring.Time {
 			t.Errorf("the waiting request: %+v", r)
 		}
 		for _, r := range a.by {

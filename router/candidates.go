@@ -108,7 +108,11 @@ type target struct {
 // *body.Error for a pin that names no candidate.
 func (r *Router) gather(g *gathered, snapshot *pool.Snapshot, req *Request, p *prepared, t target, over []bool) error {
 	targetOverloaded := r.classify(g, snapshot, req, p, t, over)
-	g.admitEjected()
+	g.unaidedPrompts = !r.cfg.Disaggregation.WaitsForPrefill()
+	g.admitEjected(!r.cfg.fallsBack())
+	for _, l := range []*leg{&g.aggregated, &g.prefill, &g.decode} {
+		g.keepFittest(l)
+	}
 	unpaired := g.pairUp(r.cfg.StockPrefill || p.reason == ReasonNoBody || p.reason == ReasonUnknownAPI)
 	if t.bound && !g.keepOnly(t.worker) && targetOverloaded && !t.soft {
 		return ErrOverloaded
@@ -120,35 +124,39 @@ func (r *Router) gather(g *gathered, snapshot *pool.Snapshot, req *Request, p *p
 	return nil
 }
 
-// classify judges every worker of the snapshot, makes the candidates those of their legs and counts the others. It
-// reports whether the session's target would be a candidate but for its load.
-func (r *Router) classify(
-	g *gathered,
-	snapshot *pool.Snapshot,
-	req *Request,
-	p *prepared,
-	t target,
-	over []bool,
-) (targetOverloaded bool) {
+func (g *gathered) resetLegs() {
 	g.aggregated.reset()
 	g.prefill.reset()
 	g.decode.reset()
+}
+
+// classify judges every worker of the snapshot, makes the candidates those of their legs and counts the others. It
+// reports whether the session's target would be a candidate but for its load.
+func (r *Router) classify(g *gathered, snapshot *pool.Snapshot, req *Request, p *prepared, t target,
+	over []bool) (targetOverloaded bool) {
+	g.resetLegs()
 	g.destinations, g.prefills, g.pairings = tally{}, tally{}, g.pairings[:0]
 	g.ejected, g.ejectedPrefill, g.ejectedAdmitted = g.ejected[:0], g.ejectedPrefill[:0], false
 	g.cordoned = g.cordoned[:0]
-	g.pricing = r.cfg.Scoring
+	g.pricing = r.currentPolicy().Weights
 	if p.scoring != nil {
 		g.pricing = *p.scoring
 	}
 	g.standings = r.standings()
 	explains := r.explains()
 	c := r.criteria(g, req, p)
+	held, heldByPrefill := false, false // only workers that have the adapter are candidates
+	if g.fits = g.fits[:0]; p.label != "" && !c.pinned {
+		g.fits, heldByPrefill, held = r.cfg.Adapters.fitsOf(g.fits, p.lora, snapshot, c.hasModel)
+	}
 	for i := range snapshot.Workers {
 		w := &snapshot.Workers[i]
 		busy := over != nil && over[i]
 		var v verdict
 		if w.Role == pool.Prefill {
-			v = c.prefill(w, busy)
+			if v = c.prefill(w, busy); heldByPrefill && g.fitOf(w) < full {
+				v = irrelevant
+			}
 			g.prefills[v]++
 			switch v {
 			case candidate:
@@ -157,7 +165,9 @@ func (r *Router) classify(
 				g.ejectedPrefill = append(g.ejectedPrefill, *w)
 			}
 		} else {
-			v = c.destination(w, busy)
+			if v = c.destination(w, busy); held && g.fitOf(w) < full && v != irrelevant {
+				v = otherModel
+			}
 			g.destinations[v]++
 			switch v {
 			case candidate:
@@ -173,6 +183,26 @@ func (r *Router) classify(
 		}
 	}
 	return targetOverloaded
+}
+
+// fitOf returns how well a worker suits the request's adapter.
+func (g *gathered) fitOf(w *pool.Worker) fit {
+	if int(w.Worker) < len(g.fits) {
+		return g.fits[w.Worker]
+	}
+	return silent
+}
+
+// keepFittest leaves those of a leg's workers that suit the request's adapter best.
+func (g *gathered) keepFittest(l *leg) {
+	if len(g.fits) == 0 {
+		return
+	}
+	best := silent
+	for i := range l.workers {
+		best = max(best, g.fitOf(&l.workers[i]))
+	}
+	l.workers = slices.DeleteFunc(l.workers, func(w pool.Worker) bool { return g.fitOf(&w) < best })
 }
 
 // whyNone says why no worker may take the request: of several reasons the first below. unpaired counts the decode
@@ -218,15 +248,15 @@ func (g *gathered) addDestination(w *pool.Worker) {
 }
 
 // admitEjected makes the ejected workers of a role candidates if it has no others: a request that may fail is better
-// than one that must. Overloaded workers count as others.
-func (g *gathered) admitEjected() {
+// than one that must. Overloaded workers count as others. prefill says whether that holds for prefill workers too.
+func (g *gathered) admitEjected(prefill bool) {
 	if len(g.ejected) > 0 && g.destinations[candidate]+g.destinations[overloaded] == 0 {
 		g.ejectedAdmitted = true
 		for i := range g.ejected {
 			g.addDestination(&g.ejected[i])
 		}
 	}
-	if len(g.ejectedPrefill) > 0 && g.prefills[candidate]+g.prefills[overloaded] == 0 {
+	if prefill && len(g.ejectedPrefill) > 0 && g.prefills[candidate]+g.prefills[overloaded] == 0 {
 		g.ejectedAdmitted = true
 		for i := range g.ejectedPrefill {
 			g.addPrefill(&g.ejectedPrefill[i])
@@ -334,9 +364,7 @@ func (g *gathered) dropUnpairedPrefill() {
 		return true
 	})
 	if len(g.pairings) < all {
-		g.prefill.workers = slices.DeleteFunc(
-			g.prefill.workers,
-			func(w pool.Worker) bool { return !slices.Contains(g.pairings, pairingOf(&w)) },
-		)
+		g.prefill.workers = slices.DeleteFunc(g.prefill.workers,
+			func(w pool.Worker) bool { return !slices.Contains(g.pairings, pairingOf(&w)) })
 	}
 }

@@ -89,12 +89,15 @@ type Config struct {
 	KVUsage func(dst []float64) []float64
 	// Queue makes requests wait while every worker is busy. nil: no request waits.
 	Queue *queue.RoomConfig
+	// TenantHeader is the header whose value says who sent a request, in lower case: body.Hints.Sender. Empty:
+	// body.Hints.Fairness says so.
+	TenantHeader string
+	// Charged is called with what a tenant of the queue was charged, for Router.Charge of other replicas. nil: not
+	// called.
+	Charged func(tenant uint64, tokens int)
 	// Admission makes conversations wait while the workers' KV caches have no room for them. Scoring.Mode must be KV.
 	// nil: none waits for that.
 	Admission *Admission
-	// CacheTokens returns how many tokens a worker's KV cache has room for, NaN or 0 if that is not known. Predict.LRU
-	// asks it about workers whose number of KV blocks is not known. nil: it is not known.
-	CacheTokens func(kvblock.Worker) float64
 	// Predict says for how long the index assumes that a worker holds the blocks of the requests it was sent.
 	Predict Predict
 	// Metrics counts choices and responses under the names of Dynamo's own router. nil: not counted.
@@ -120,6 +123,8 @@ type Config struct {
 	// FirstByte bounds the time until the headers of a streamed response, or of any response to a trial request. After
 	// it the request counts as a failure. 0: no limit.
 	FirstByte time.Duration
+	// FirstTokens hears of first tokens that workers note on Dynamo's event plane. nil: none are noted.
+	FirstTokens *FirstTokens
 	// Fallbacks is how many further endpoints a decision names, for a proxy that tries them in order. 0: none.
 	Fallbacks int
 	// Keep is how many of the latest decisions are kept for Router.Records. 0: none.
@@ -130,13 +135,12 @@ type Config struct {
 	StockPrefill bool
 	// NoPrefill uses no prefill worker. It needs StockPrefill.
 	NoPrefill bool
-	// Disaggregate says which prompts have a prefill worker, if StockPrefill is set and no worker is aggregated.
-	Disaggregate Disaggregate
+	// LabelServed makes the name of a model a metric's label once an endpoint has served a request with it. Else only
+	// the names that the operator or a worker gave are.
+	LabelServed bool
+	// Disaggregation says for which prompts a decode worker works alone. Its Read must have accepted it.
+	Disaggregation scoring.Disaggregation
 }
-
-// Disaggregate says for which prompts a decode worker works alone: those of fewer than Prompt tokens, and those with
-// fewer than NonCached tokens that it does not hold. The zero value: for none.
-type Disaggregate struct{ Prompt, NonCached int }
 
 // Predict configures how routing decisions count as stored blocks. The zero value: not at all.
 type Predict struct {
@@ -151,19 +155,11 @@ type Predict struct {
 	Silent time.Duration
 }
 
-// maxCacheBlocks is more than a worker's KV cache has.
-const maxCacheBlocks = 1 << 30
-
 // lifetime returns for how long w is assumed to hold a block that it was sent.
 func (c *Config) lifetime(w *pool.Worker) indexer.Lifetime {
 	p := &c.Predict
 	if p.LRU && w.TotalKVBlocks > 0 {
 		return indexer.Lifetime{Blocks: w.TotalKVBlocks}
-	}
-	if p.LRU && c.CacheTokens != nil && w.BlockSize > 0 {
-		if blocks := c.CacheTokens(w.Worker) / float64(w.BlockSize); blocks >= 1 && blocks <= maxCacheBlocks {
-			return indexer.Lifetime{Blocks: int(blocks)}
-		}
 	}
 	if w.Silent && p.Silent > 0 {
 		return indexer.Lifetime{TTL: p.Silent}

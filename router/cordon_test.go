@@ -197,7 +197,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 		a := arriveAt(h)
 		turn := of("s", completion("m", tokens(0, 40)))
 		a.send(t.Context(), "first", turn)
-		bound := a.by["first"].Name
+		bound := a.route("first").Name
 		other := map[string]string{"w0": "w1", "w1": "w0"}[bound]
 		pin := map[string]string{"w0": "100", "w1": "101"}[bound]
 		a.send(t.Context(), "busy", completion("m", tokens(1000, 40)))
@@ -207,7 +207,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 			with(completion("m", tokens(2000, 40)), `"nvext":{"backend_instance_id":`+pin+`}`),
 		)
 		a.send(t.Context(), "turn", turn)
-		if a.order() != "first busy" || a.by["busy"].Name != other || h.allWaiting() != 2 {
+		if a.order() != "first busy" || a.route("busy").Name != other || h.allWaiting() != 2 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		h.cordon(bound, eject.Draining)
@@ -217,7 +217,7 @@ func TestCordonWhileWaiting(t *testing.T) {
 			t.Fatalf("went: %s; want %s; %d wait", a.order(), want, h.allWaiting())
 		}
 		a.prefilled("busy")
-		if r := a.by["turn"]; r == nil || r.Name != other || r.Session != session.Moved {
+		if r := a.route("turn"); r == nil || r.Name != other || r.Session != session.Moved {
 			t.Fatalf("went: %s; the session's turn: %+v", a.order(), r)
 		}
 		a.send(t.Context(), "late", completion("m", tokens(3000, 40)))

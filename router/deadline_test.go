@@ -224,35 +224,6 @@ func TestWaitingPromptsAreCounted(t *testing.T) {
 	})
 }
 
-// TestJoinedOnlyToBeRead: the pieces of a body are joined only when there is memory for the copy.
-func TestJoinedOnlyToBeRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, request := budgeted(t)
-		whole := request(100_000).Body
-		joined := 0
-		pieces := func() *Request {
-			return &Request{Path: "/v1/completions", BodyBytes: len(whole), Join: func() []byte {
-				if joined++; h.cfg.Memory.Used() < len(whole) {
-					t.Errorf("%d bytes are taken while %d are copied", h.cfg.Memory.Used(), len(whole))
-				}
-				return whole
-			}}
-		}
-		r := h.route(pieces())
-		if r.Reason != ReasonKV || joined != 1 {
-			t.Errorf("%s, joined %d times", r.Reason, joined)
-		}
-		r.Free()
-		for range cap(h.slots.all) {
-			h.slots.all <- struct{}{}
-		}
-		if r := h.route(pieces()); r.Reason != ReasonPickTimeout || r.PromptTokens != len(whole)/bytesPerToken ||
-			joined != 1 {
-			t.Errorf("%s, %d tokens, joined %d times", r.Reason, r.PromptTokens, joined)
-		}
-	})
-}
-
 // panicking is a log writer that panics.
 type panicking struct{ slog.Handler }
 

@@ -25,6 +25,7 @@ type WorkerState struct {
 	Sessions int          // bound to it
 	// BlockSize is in tokens, 0: not known. Announced is that of its events if it differs, else 0.
 	BlockSize, Announced int
+	TotalKVBlocks        int // of the device; 0: not known
 }
 
 // Running returns how many requests run on the endpoint. A request with two legs runs on the prefill worker until its
@@ -77,7 +78,7 @@ func (r *Router) Endpoints() []EndpointState {
 				Busy:      over != nil && over[i],
 				Silent:    w.Silent,
 				Sessions:  sessions[w.Worker],
-				BlockSize: w.BlockSize,
+				BlockSize: w.BlockSize, TotalKVBlocks: w.TotalKVBlocks,
 				Announced: w.Announced,
 			},
 		)

@@ -3,16 +3,12 @@ package router
 import (
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	"kvepp/indexer"
-	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/prompt/remote"
 )
 
@@ -87,17 +83,5 @@ func TestAnyEngineTokenizes(t *testing.T) {
 			t.Errorf("status %d: %+v", code, r.Decision)
 		}
 		r.Free()
-	}
-}
-
-// TestAssumedCache: without the number of KV blocks an assumed cache has the engine's own size.
-func TestAssumedCache(t *testing.T) {
-	c := Config{Predict: Predict{LRU: true, TTL: time.Minute}}
-	c.CacheTokens = func(w kvblock.Worker) float64 { return []float64{6400, math.NaN(), 3}[w] }
-	e := &pool.Endpoint{}
-	for w, want := range []indexer.Lifetime{{Blocks: 100}, {TTL: time.Minute}, {TTL: time.Minute}} {
-		if got := c.lifetime(&pool.Worker{Worker: kvblock.Worker(w), Endpoint: e, BlockSize: 64}); got != want {
-			t.Errorf("worker %d: %+v, want %+v", w, got, want)
-		}
 	}
 }

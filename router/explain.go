@@ -29,7 +29,8 @@ func (r *Router) newRehearsal() *Router {
 	cfg.Metrics, cfg.Picker, cfg.Recorder, cfg.Ladder, cfg.PromptComputed = nil, nil, nil, nil, nil
 	cfg.Admission = nil
 	dry := &Router{cfg: cfg, pool: r.pool, index: r.index, book: r.book, metrics: metrics.New(), log: r.log,
-		slots: r.slots, thresholds: r.thresholds, modelUse: newModelUse(nil), dry: true}
+		slots: r.slots, thresholds: r.thresholds, policy: r.policy, inBody: r.inBody, modelUse: newModelUse(nil),
+		dry: true}
 	dry.scratches.New = func() any { return new(scratch) }
 	return dry
 }

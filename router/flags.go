@@ -22,8 +22,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	flags.Section(fs, "Models and prompts")
 	fs.IntVar(&c.Fallbacks, "fallback-endpoints", 0,
 		"name up to `N` further endpoints, the next cheapest, at which Envoy may retry the request "+
-			"(manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy: other "+
-			"clusters read the whole list as one address. Not with Dynamo's frontends")
+			"(manifests/envoy/stock-engines.yaml). Needs Envoy's override_host policy and a retry_policy; kvepp "+
+			"names one endpoint to a proxy that does not show that it takes several. Not with Dynamo's frontends")
 	fs.DurationVar(&c.PickTimeout, "pick-timeout", DefaultPickTimeout,
 		"how long kvepp may take to find a prompt's token ids; after that it routes the request by load. Waiting in "+
 			"the queue does not count")

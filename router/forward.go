@@ -31,21 +31,23 @@ func (r *Router) namespace(payload *body.Request, tenant string) string {
 // setBody sets what the endpoint gets in place of the request's body.
 func (r *Router) setBody(route *Route, p *prepared, req *Request) {
 	route.Body, route.Renamed = p.forward, p.renamed
-	if p.inject != nil && route.sameTokenizer {
-		route.Body = r.injected(p, req)
+	tokens := p.tokenData && route.sameTokenizer
+	if p.inject == nil || !tokens && !route.InBody {
+		return
 	}
-}
-
-// injected returns the body with the prompt's token ids, so that the frontend need not compute them again.
-func (r *Router) injected(p *prepared, req *Request) []byte {
 	changes := r.changes()
 	if p.renamed != nil {
 		changes.Model = p.renamed.Upstream
 	}
-	changes.TokenData = make([]uint32, len(p.tokens[0].IDs))
-	for i, id := range p.tokens[0].IDs {
-		changes.TokenData[i] = uint32(id)
+	if tokens { // so that the frontend need not compute them again
+		changes.TokenData = make([]uint32, len(p.tokens[0].IDs))
+		for i, id := range p.tokens[0].IDs {
+			changes.TokenData[i] = uint32(id)
+		}
+		r.metrics.Injected.Inc()
 	}
-	r.metrics.Injected.Inc()
-	return p.inject.Forward(req.Body, changes)
+	if route.InBody {
+		changes.Decode = &body.Pin{InstanceID: route.InstanceID, Rank: route.Rank}
+	}
+	route.Body = p.inject.Forward(req.Body, changes)
 }

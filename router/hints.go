@@ -34,7 +34,7 @@ func (r *Router) follow(given body.Hints) body.Hints {
 		for _, hint := range given.Given() {
 			r.metrics.HintsIgnored(hint, hintDisabled, 1)
 		}
-		return body.Hints{}
+		return body.Hints{Sender: given.Sender}
 	}
 	if given.Tenant != "" && !r.heedsTenants() {
 		r.metrics.HintsIgnored("tenant", hintUnheard, 1)
@@ -55,7 +55,7 @@ func (r *Router) followOverrides(o *overrides.Overrides) *scoring.Config {
 		r.metrics.HintsIgnored("override", hintDisabled, 1)
 		return nil
 	}
-	c := r.cfg.Scoring.With(o)
+	c := r.currentPolicy().Weights.With(o)
 	if o.SetsDynamosWeights() {
 		c.Policy = scoring.Dynamo
 	}

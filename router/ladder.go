@@ -63,11 +63,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 		return
 	}
 	c.Known, c.Unusable = true, route.UnusableTokens
-	l := &sc.aggregated
-	if route.Prefill != nil {
-		l = &sc.prefill
-	}
-	chosen, best := -1, 0
+	l, chosen, best := sc.promptLeg(route), -1, 0
 	for i := range l.candidates {
 		if l.workers[i].Worker == route.computes.Worker {
 			chosen = i
@@ -232,7 +228,7 @@ func (r *Route) reachDelivered(a *Response) {
 		return
 	}
 	r.climb.Model = r.observed.model
-	if a.Status == "200" {
+	if a.Status == "200" && r.Compares() {
 		r.climb.Tokens[ladder.Delivered] = a.CachedTokens
 	}
 	l.Sums.Add(&r.climb)

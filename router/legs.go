@@ -21,31 +21,16 @@ type leg struct {
 	candidates []scoring.Candidate
 	costs      []float64
 	terms      []scoring.Terms
+	explained  bool            // the decision lists the candidates
+	dry        bool            // a choice books nothing
+	priced     scoring.Version // of the book, at the latest dry choice
 }
 
-func (l *leg) reset() { l.workers, l.candidates = l.workers[:0], l.candidates[:0] }
+// reset also ends a dry choice that panicked.
+func (l *leg) reset() { l.workers, l.candidates, l.dry = l.workers[:0], l.candidates[:0], false }
 
-// prefillConfig returns the pricing of the prefill leg: an engine that only prefills holds no blocks for decoding.
-//
-// Source: dynamo-llm 1.6.1, discovery: the configuration of a decode endpoint's prefill router.
-func prefillConfig(c scoring.Config) scoring.Config {
-	c.TrackActiveBlocks = false
-	return c
-}
-
-// decodeConfig returns the pricing of the decode leg, by load alone: every request's blocks come from the prefill
-// worker.
-//
-// Source: dynamo-llm 1.6.1, kv_router::prefill_router: the configuration of a disaggregated request's decode
-// part.
-func decodeConfig(c scoring.Config) scoring.Config {
-	c.OverlapScoreCredit, c.AssumeKVReuse, c.TrackPrefillTokens = 0, false, false
-	return c
-}
-
-// bookAggregated chooses an aggregated worker and books the request there.
-func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
-	l := &sc.aggregated
+// bookAlone chooses a worker of a leg that takes the request alone, and books it there.
+func (r *Router) bookAlone(sc *scratch, l *leg, p *prepared) (*Route, error) {
 	l.cfg = sc.pricing
 	reason, sel, booking, err := r.bookPrompt(sc, l, p)
 	if err != nil {
@@ -55,7 +40,8 @@ func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
 	others, prices := r.fallbacks(&sc.gathered, l, sel.Index)
 	route := &Route{
 		placed: placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
-			sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel)},
+			sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel), weighted: sel.CachedTokens,
+			notes: notesFirstTokens(w)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
 			Fallbacks: others, FallbackCosts: prices, Cost: l.costs[sel.Index], BlockSize: w.BlockSize,
@@ -68,14 +54,14 @@ func (r *Router) bookAggregated(sc *scratch, p *prepared) (*Route, error) {
 
 // bookPair chooses a prefill worker and a decode worker that matches it, and books the request on both.
 func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
-	sc.prefill.cfg = prefillConfig(sc.pricing)
+	sc.prefill.cfg = sc.pricing.PrefillLeg()
 	reason, first, prefill, err := r.bookPrompt(sc, &sc.prefill, p)
 	if err != nil {
 		return nil, err
 	}
 	x := &sc.prefill.workers[first.Index]
 	l := &sc.decode
-	l.cfg = decodeConfig(sc.pricing)
+	l.cfg = sc.pricing.DecodeLeg(r.cfg.Disaggregation.On)
 	if g := pairingOf(x); len(sc.pairings) > 1 {
 		l.workers = slices.DeleteFunc(l.workers, func(w pool.Worker) bool { return !g.matches(&w) })
 	}
@@ -83,13 +69,15 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 	if t := &x.Transfer; t.Taint != "" && !t.Required {
 		constraints = constraints.Preferring(t.Taint, t.Weight)
 	}
+	l.candidates = l.candidates[:0]
 	for i := range l.workers {
 		w := &l.workers[i]
-		l.candidates = append(
-			l.candidates,
-			scoring.Candidate{Worker: w.Worker, Prompt: sc.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
-				KVBlocks: w.TotalKVBlocks, CostMultiplier: sc.trialMultiplier(w, constraints.Multiplier(w.Taints))},
-		)
+		c := scoring.Candidate{Worker: w.Worker, Prompt: sc.promptOf(w.BlockSize), CPU: w.DeviceType == pool.CPU,
+			KVBlocks: w.TotalKVBlocks, CostMultiplier: sc.trialMultiplier(w, constraints.Multiplier(w.Taints))}
+		if v := sc.variantOf(w); v != nil && r.cfg.Disaggregation.On {
+			v.credit(&c)
+		}
+		l.candidates = append(l.candidates, c)
 	}
 	last, booking, err := r.bookLeg(sc, l, p)
 	if err != nil {
@@ -99,7 +87,8 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 	others, prices := r.fallbacks(&sc.gathered, l, last.Index)
 	route := &Route{
 		placed: placed{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x,
-			sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last)},
+			sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last),
+			notes: notesFirstTokens(w)},
 		Decision: Decision{
 			Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank, RankByAddress: w.RankByAddress,
 			Fallbacks: others, FallbackCosts: prices, Cost: l.costs[last.Index], BlockSize: x.BlockSize,
@@ -115,11 +104,15 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 			},
 		},
 	}
-	if r.cfg.Disaggregate.NonCached > 0 {
-		route.fetches = *w
-	}
 	r.explain(sc, route, &sc.prefill, first, p, reason)
 	route.cost += comparableCost(last, &l.cfg)
+	if d := &r.cfg.Disaggregation; d.On {
+		route.fetches = *w
+		fetched := p.isl - last.CachedTokens
+		if prefill.Fetched(fetched); d.Policy == scoring.ByCost {
+			route.cost += 1000 * r.book.TransferTime(x.Worker, fetched)
+		}
+	}
 	return route, nil
 }
 
@@ -138,36 +131,48 @@ func (r *Router) bookPrompt(sc *scratch, l *leg, p *prepared) (Reason, scoring.S
 	if p.tokens != nil {
 		reason = r.match(sc, l.workers, p)
 	}
+	l.candidates = l.candidates[:0]
 	preferring := len(p.constraints.Preferred) > 0
 	for i := range l.workers {
 		w := &l.workers[i]
-		c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, KVBlocks: w.TotalKVBlocks}
+		c := sc.candidate(w)
 		if preferring {
 			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
 		}
 		c.CostMultiplier = sc.trialMultiplier(w, c.CostMultiplier)
-		if v := sc.variantOf(w); v != nil && !v.unread { // else it shares no block with a running request
-			c.Prompt = &v.prompt
-			o := v.overlapOf(w.Worker)
-			c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
-		} else {
-			c.Prompt = sc.promptOf(w.BlockSize)
-		}
 		l.candidates = append(l.candidates, c)
 	}
 	sel, booking, err := r.bookLeg(sc, l, p)
 	return reason, sel, booking, err
 }
 
+// candidate returns a worker as a candidate, with what it holds of the prompt.
+func (m *matched) candidate(w *pool.Worker) scoring.Candidate {
+	c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, KVBlocks: w.TotalKVBlocks}
+	if v := m.variantOf(w); v != nil && !v.unread { // else it shares no block with a running request
+		c.Prompt = &v.prompt
+		v.credit(&c)
+	} else {
+		c.Prompt = m.promptOf(w.BlockSize)
+	}
+	return c
+}
+
 // bookLeg prices a leg's candidates, chooses one and books the request there, in one step.
 func (r *Router) bookLeg(sc *scratch, l *leg, p *prepared) (scoring.Selection, scoring.Booking, error) {
 	l.costs = slices.Grow(l.costs[:0], len(l.candidates))[:len(l.candidates)]
-	l.terms = l.terms[:0]
+	l.terms, l.explained = l.terms[:0], r.explains()
 	var terms []scoring.Terms // nil: not wanted
-	if r.explains() {
+	if l.explained || l.dry {
 		l.terms = slices.Grow(l.terms, len(l.candidates))[:len(l.candidates)]
 		terms = l.terms
 	}
+	return r.bookAmong(sc, l, 0, len(l.candidates), terms, p)
+}
+
+// bookAmong is bookLeg for the candidates from one index to another.
+func (r *Router) bookAmong(sc *scratch, l *leg, from, to int, terms []scoring.Terms,
+	p *prepared) (scoring.Selection, scoring.Booking, error) {
 	model := l.workers[0].Model // not p.model, which is the client's, and shares the body's memory
 	if model != p.model {
 		model = ""
@@ -175,14 +180,18 @@ func (r *Router) bookLeg(sc *scratch, l *leg, p *prepared) (scoring.Selection, s
 	// The booking has no ID: the client's x-request-id need not be unique.
 	at := time.Now()
 	sel, booking, err := r.book.SelectAndAdd(
-		scoring.Request{Model: model, ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry},
-		l.candidates,
+		scoring.Request{Model: model, ISLTokens: p.isl, Terms: terms, IfVersion: sc.version, DryRun: r.dry || l.dry},
+		l.candidates[from:to],
 		&l.cfg,
 		nil,
-		l.costs,
+		l.costs[from:to],
 	)
 	if err != nil {
 		return sel, booking, fmt.Errorf("router: %w", err)
+	}
+	if sel.Index += from; l.dry {
+		l.priced = sel.Version
+		return sel, booking, nil
 	}
 	sc.booked = append(sc.booked, booking)
 	if len(l.candidates) == 1 {
@@ -259,7 +268,7 @@ func cheaper(alone, pair *Route) *Route {
 
 // prices returns the cost of each candidate; nil unless Router.explains.
 func (l *leg) prices() []Cost {
-	if len(l.terms) == 0 {
+	if !l.explained {
 		return nil
 	}
 	prices := make([]Cost, len(l.terms))
@@ -271,7 +280,7 @@ func (l *leg) prices() []Cost {
 
 // weights returns the configuration behind prices; nil with them.
 func (l *leg) weights() *scoring.Config {
-	if len(l.terms) == 0 {
+	if !l.explained {
 		return nil
 	}
 	cfg := l.cfg

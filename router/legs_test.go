@@ -258,7 +258,8 @@ func TestDisaggregate(t *testing.T) {
 	es := disaggregated(1, 2)
 	es[0].Address = "10.0.1.1:8000"
 	h := newHouse(t, es...)
-	h.cfg.StockPrefill, h.cfg.Disaggregate = true, Disaggregate{Prompt: 12, NonCached: 8}
+	h.cfg.StockPrefill, h.cfg.Disaggregation = true, scoring.Disaggregation{On: true, Policy: scoring.ISLBounding,
+		EffISL: 8, EffISLRatio: math.Inf(1), LeastPrompt: 12}
 	h.cfg.Predict = Predict{TTL: time.Minute, Alone: true}
 	for _, c := range []struct {
 		prompt  []kvblock.Token

@@ -105,6 +105,9 @@ func (r *Route) Free() {
 	if r.freed.Swap(true) {
 		return
 	}
+	if r.firsts != nil {
+		r.firsts.forget(r.FirstTokenID)
+	}
 	r.lease.Release(r.final)
 	if r.turn != nil {
 		r.turn.End(r.outputTokens)

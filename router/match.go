@@ -37,6 +37,12 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 	return overlap{}
 }
 
+// credit sets what a candidate holds of the prompt.
+func (v *variant) credit(c *scoring.Candidate) {
+	o := v.overlapOf(c.Worker)
+	c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
+}
+
 // match hashes the prompt once for every block size among the candidates, looks the hashes up in the index, and says on
 // what the choice then rests.
 func (r *Router) match(sc *scratch, candidates []pool.Worker, p *prepared) Reason {
@@ -119,20 +125,13 @@ func (r *Router) cut(sc *scratch, p *prepared, blockSize int, eagle bool) varian
 	for i, t := range p.tokens {
 		options := p.hashOptions(&v, i)
 		sc.local = kvblock.AppendLocalHashes(sc.local[:0], t.IDs[:t.Certain], options)
-		v.prompt.Chains = append(
-			v.prompt.Chains,
-			kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(sc.local)), sc.local),
-		)
+		v.prompt.Chains = append(v.prompt.Chains,
+			kvblock.AppendSequenceHashes(make([]kvblock.SequenceHash, 0, len(sc.local)), sc.local))
 	}
 	at := r.metrics.Phase("hash", began)
 	if sc.span != nil {
-		sc.span.Phase(
-			spanHash,
-			began,
-			at,
-			tracing.Int("kvepp.block_size", blockSize),
-			tracing.Int("kvepp.blocks", v.blocks()),
-		)
+		sc.span.Phase(spanHash, began, at, tracing.Int("kvepp.block_size", blockSize),
+			tracing.Int("kvepp.blocks", v.blocks()))
 	}
 	for i, t := range p.tokens {
 		options := p.hashOptions(&v, i)
@@ -184,13 +183,8 @@ func (r *Router) lookUp(sc *scratch, v *variant) {
 	}
 	done := r.metrics.Phase("match", at)
 	if sc.span != nil {
-		sc.span.Phase(
-			spanLookUp,
-			at,
-			done,
-			tracing.Int("kvepp.blocks", v.blocks()),
-			tracing.Int("kvepp.best_overlap_blocks", v.best()),
-		)
+		sc.span.Phase(spanLookUp, at, done, tracing.Int("kvepp.blocks", v.blocks()),
+			tracing.Int("kvepp.best_overlap_blocks", v.best()))
 	}
 }
 

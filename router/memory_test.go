@@ -77,7 +77,7 @@ func TestWaitingPromptsAreBounded(t *testing.T) {
 		reasons := map[Reason]int{}
 		for went := "first"; went != ""; {
 			a.prefilled(went)
-			a.by[went].Free()
+			a.route(went).Free()
 			delete(a.by, went)
 			went = ""
 			for name, r := range a.by {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvepp/internal/metrics"
@@ -34,6 +35,7 @@ type observed struct {
 	model      string       // as a label
 	target     string       // as the endpoint names it, for a label: the adapter, if there is one
 	named      string       // as the request names it, for a label
+	unlabeled  string       // the model, if it becomes a label once it is served; else empty
 	received   time.Time    // when the request's headers came
 	count      *promptCount // nil: the number of prompt tokens is not compared
 }
@@ -51,6 +53,9 @@ func (r *Router) observeChoice(g *gathered, route *Route, req *Request, p *prepa
 	if !req.Received.IsZero() {
 		route.observed.received = req.Received
 	}
+	if r.cfg.LabelServed && route.observed.model == otherModels && len(p.model) <= maxServedName {
+		route.observed.unlabeled = strings.Clone(p.model) // the client's text would keep the body in memory
+	}
 	route.observed.target = route.observed.model
 	if p.label != "" {
 		route.observed.target = p.label
@@ -67,9 +72,8 @@ func (r *Router) observeChoice(g *gathered, route *Route, req *Request, p *prepa
 	if r.cfg.Metrics == nil {
 		return
 	}
-	l := &g.aggregated
+	l := g.promptLeg(route)
 	if route.Prefill != nil {
-		l = &g.prefill
 		route.observed.phase = phasePrefill
 		r.cfg.Metrics.Chosen(
 			&metrics.Chosen{Phase: phaseDecode, Model: route.observed.model, PromptTokens: p.isl, WithoutOverlap: true},
@@ -113,6 +117,9 @@ func (r *Router) countDecision(route *Route) {
 	} else {
 		r.metrics.AggregatedSelections.Inc()
 	}
+	if route.Conditional != "" {
+		r.metrics.Conditional(string(route.Conditional))
+	}
 	if route.UpperBound {
 		r.metrics.UpperBound.Inc()
 	}
@@ -135,13 +142,43 @@ func worth(cfg *scoring.Config, c *scoring.Candidate) float64 {
 	)
 }
 
-// labelOf returns the model as a metric's label: a name that the operator or a worker gave, never one that only a
-// client gave.
+// servedModels are the names of models with which endpoints have served requests, at most maxServed.
+type servedModels struct {
+	names sync.Map // string -> nothing
+	count atomic.Int32
+}
+
+// Bounds of servedModels; a name is in bytes.
+const (
+	maxServed     = 1000
+	maxServedName = 256
+)
+
+func (s *servedModels) add(model string) {
+	if s.count.Load() >= maxServed {
+		return
+	}
+	if _, known := s.names.LoadOrStore(model, nil); !known {
+		s.count.Add(1)
+	}
+}
+
+// knows reports whether the operator named the model, or endpoints have served it and Config.LabelServed is set.
+func (r *Router) knows(model string) bool {
+	known := r.cfg.names(model)
+	if !known && r.cfg.LabelServed {
+		_, known = r.servedModels.names.Load(model)
+	}
+	return known
+}
+
+// labelOf returns the model as a metric's label: a name that the operator or a worker gave, or that [Router.knows];
+// never one that only a client gave.
 func (r *Router) labelOf(w *pool.Worker, p *prepared) string {
 	if w.Model != "" {
 		return w.Model
 	}
-	if r.cfg.names(p.model) {
+	if r.knows(p.model) {
 		return strings.Clone(p.model) // the client's text would keep the body in memory
 	}
 	return otherModels
@@ -169,8 +206,11 @@ func (r *Router) Export() {
 	for _, class := range classes {
 		metrics.Gauge(m, metrics.QueuedRequests, func() int { return r.Waiting(class) }, "policy_class", class)
 	}
+	if r.room != nil {
+		metrics.Gauge(m, metrics.QueueTenants, r.room.Tenants)
+	}
+	metrics.Gauge(m, metrics.HeldRequests, r.Held) // always: without it no HorizontalPodAutoscaler scales down
 	if a := r.cfg.Admission; a != nil {
-		metrics.Gauge(m, metrics.HeldRequests, r.Held)
 		metrics.Gauges(m, metrics.Conversations, "state", func() map[string]int {
 			s := a.Stats()
 			return map[string]int{"running": s.Running, "idle": s.Idle, "lapsed": s.Lapsed}
@@ -178,6 +218,7 @@ func (r *Router) Export() {
 	}
 	if r.cfg.Adapters != nil {
 		metrics.Gauge(m, metrics.Adapters, r.cfg.Adapters.Len)
+		metrics.Counter(m, metrics.AdapterLoads, r.cfg.Adapters.Loads)
 	}
 	if l := r.cfg.Ladder; l != nil {
 		m.CollectLadder(l.read, l.Seen.Sampling)
@@ -229,17 +270,14 @@ func (o *observed) sawFirstToken(route *Route) {
 	o.firstToken = time.Now()
 	after := o.firstToken.Sub(o.began)
 	o.router.cfg.Metrics.FirstToken(after)
-	o.router.latest.set(
-		route.computes.Worker,
-		route.computes.InstanceID,
-		func(l *lastResponse) { l.ttft, l.promptTokens = after, route.PromptTokens },
-	)
+	o.router.latest.set(route.computes.Worker, route.computes.InstanceID,
+		func(l *lastResponse) { l.ttft, l.promptTokens = after, route.PromptTokens })
 }
 
 // observeRefusal counts a refused request. A request whose client has gone is not counted.
 func (r *Router) observeRefusal(p *prepared, err error) {
 	code := metrics.CodeInternal
-	invalid, limit := (*body.Error)(nil), (*queue.LimitError)(nil)
+	invalid, limit, late := (*body.Error)(nil), (*queue.LimitError)(nil), (*LateError)(nil)
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return
@@ -250,14 +288,16 @@ func (r *Router) observeRefusal(p *prepared, err error) {
 	case errors.Is(err, ErrNoEndpoints),
 		errors.Is(err, ErrNoPrefill),
 		errors.Is(err, ErrConstraints),
-		errors.Is(err, ErrCordoned):
+		errors.Is(err, ErrCordoned),
+		errors.Is(err, ErrEnding):
 		code = metrics.CodeServiceUnavailable
 	case errors.Is(err, ErrOverloaded),
 		errors.Is(err, ErrNoRoom),
 		errors.Is(err, ErrQueueFull),
 		errors.Is(err, ErrQueueTimeout),
 		errors.Is(err, ErrShed),
-		errors.As(err, &limit):
+		errors.As(err, &limit),
+		errors.As(err, &late):
 		code = metrics.CodeResourceExhausted
 	}
 	model := r.labelOf(&pool.Worker{Endpoint: &pool.Endpoint{}}, p)
@@ -300,6 +340,10 @@ type Response struct {
 
 // Ended reports the request's end to the metrics. Call it once.
 func (r *Route) Ended(a Response) {
+	if r.shadow != nil {
+		r.shadow.unserved(r, &a)
+		return
+	}
 	r.health.end(&a, r.Token)
 	o := &r.observed
 	if o.router == nil {
@@ -318,10 +362,17 @@ func (r *Route) Ended(a Response) {
 	} else {
 		r.health.counts[0].computed(&a, &r.Decision)
 	}
+	if o.unlabeled != "" && a.Status == "200" {
+		o.router.servedModels.add(o.unlabeled)
+	}
 	if a.Status == "200" && o.count.reported(r, a.PromptTokens, o.router.log) {
 		o.router.metrics.PromptTokenMismatches.Inc()
 		o.router.miscounted.Add(1)
 	}
+	if r.InBody {
+		o.router.judgeInBody(a.Status)
+	}
+	o.router.chargeResponse(r, &a)
 	m := o.router.cfg.Metrics
 	m.Finished()
 	reused := a.CachedTokens

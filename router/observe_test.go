@@ -1,6 +1,8 @@
 package router
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -229,4 +231,47 @@ func TestWhatWaitsIsExported(t *testing.T) {
 			t.Errorf("%v wait for a worker that is ready", got)
 		}
 	})
+}
+
+// TestServedModelsAreLabels: with LabelServed, a model that an endpoint has served is a label from then on.
+func TestServedModelsAreLabels(t *testing.T) {
+	es := workers(1)
+	es[0].Model = ""
+	h, sample := exportingAs(t, Config{LabelServed: true}, es...)
+	for _, c := range []struct {
+		model, status string
+		want          map[string]float64 // prompts by label, after the request
+	}{
+		{"served", "404", map[string]float64{"unknown": 1}},
+		{"served", "200", map[string]float64{"unknown": 2}},
+		{"served", "500", map[string]float64{"unknown": 2, "served": 1}},
+		{"another", "200", map[string]float64{"unknown": 3, "served": 1}},
+		{strings.Repeat("x", maxServedName+1), "200", map[string]float64{"unknown": 4}},
+		{strings.Repeat("x", maxServedName+1), "200", map[string]float64{"unknown": 5}},
+	} {
+		r := h.route(completion(c.model, tokens(0, 8)))
+		r.Free()
+		r.Ended(Response{Status: c.status, CachedTokens: -1})
+		for label, want := range c.want {
+			if got := sample("dynamo_component_router_input_sequence_tokens", "model="+label); got != 8*want {
+				t.Errorf("%.20s, %s: %v tokens of %s, want %v", c.model, c.status, got, label, 8*want)
+			}
+		}
+	}
+	for range 2 { // a header is not always UTF-8, and a label must be
+		req := completion("m", tokens(0, 8))
+		req.Rewrite = "\xff"
+		r := h.route(req)
+		r.Free()
+		r.Ended(Response{Status: "200", CachedTokens: -1})
+	}
+	if h.knows("\xff") || !h.knows("\ufffd") {
+		t.Error("a name that is not UTF-8 is a label")
+	}
+	for i := range 2 * maxServed {
+		h.servedModels.add(strconv.Itoa(i))
+	}
+	if h.knows("0") != true || h.knows(strconv.Itoa(maxServed)) {
+		t.Error("models beyond the bound are labels")
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"kvepp/pool"
+	"kvepp/router/queue"
 	"kvepp/scoring"
 )
 
@@ -40,9 +41,7 @@ func (t *Thresholds) Validate() error {
 	}
 	if v := t.ActivePrefillTokensFrac; v != nil && !(*v >= 0 && *v <= math.MaxFloat64) {
 		return fmt.Errorf(
-			"active_prefill_tokens_threshold_frac must be a finite value greater than or equal to 0.0, got %v",
-			*v,
-		)
+			"active_prefill_tokens_threshold_frac must be a finite value greater than or equal to 0.0, got %v", *v)
 	}
 	return nil
 }
@@ -52,18 +51,18 @@ func (t *Thresholds) None() bool {
 	return t.ActiveDecodeBlocks == nil && t.ActivePrefillTokens == nil && t.ActivePrefillTokensFrac == nil
 }
 
-// exceeded reports whether one rank of e with that load is above any threshold. usage is the share of its KV blocks in
+// exceeded reports whether w with that load is above any threshold. usage is the share of its KV blocks in
 // use, 0..1, as its engine reports it.
-func (t *Thresholds) exceeded(e *pool.Endpoint, load *scoring.Load, usage float64) bool {
+func (t *Thresholds) exceeded(w *pool.Worker, load *scoring.Load, usage float64) bool {
 	prefill := float64(load.PrefillTokens)
 	switch {
 	case t.ActivePrefillTokens != nil && load.PrefillTokens > 0 && uint64(load.PrefillTokens) > *t.ActivePrefillTokens:
 		return true
-	case t.ActivePrefillTokensFrac != nil && prefill > *t.ActivePrefillTokensFrac*float64(e.BatchedTokens()):
+	case t.ActivePrefillTokensFrac != nil && prefill > *t.ActivePrefillTokensFrac*float64(w.BatchedTokens()):
 		return true
 	}
 	return t.ActiveDecodeBlocks != nil && (usage > *t.ActiveDecodeBlocks ||
-		e.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(e.TotalKVBlocks))
+		w.TotalKVBlocks > 0 && float64(load.ActiveBlocks) > *t.ActiveDecodeBlocks*float64(w.TotalKVBlocks))
 }
 
 // thresholds are the busy thresholds of all models. They can change at run time.
@@ -168,13 +167,44 @@ func (r *Router) overloaded(g *gathered, s *pool.Snapshot, model string) []bool 
 			if w := int(s.Workers[to].Worker); w < len(g.usage) {
 				usage = g.usage[w]
 			}
-			all = all && limits.exceeded(e, loadOf(g.loads, &s.Workers[to]), usage)
+			all = all && limits.exceeded(&s.Workers[to], loadOf(g.loads, &s.Workers[to]), usage)
 		}
 		for ; from < to; from++ {
 			g.overloaded = append(g.overloaded, all)
 		}
 	}
 	return g.overloaded
+}
+
+// Policy is what a policy file may change while the router runs.
+type Policy struct {
+	Weights scoring.Config
+	Queues  *queue.Profiles // nil: no request waits
+}
+
+// SetPolicy replaces the policy. Its classes must have the same names as before, and its weights must read the index if
+// those before do.
+func (r *Router) SetPolicy(p Policy) error {
+	before := r.currentPolicy()
+	switch {
+	case !before.Queues.SameClasses(p.Queues):
+		return errors.New("it has other policy classes than before, or classes for other models")
+	case (before.Weights.OverlapScoreCredit == 0) != (p.Weights.OverlapScoreCredit == 0):
+		return errors.New("it begins or ends to count cached blocks (overlap_score_credit 0)")
+	}
+	r.policy.Store(&p)
+	return nil
+}
+
+func (r *Router) currentPolicy() Policy {
+	if p := r.policy.Load(); p != nil {
+		return *p
+	}
+	p := Policy{Weights: r.cfg.Scoring}
+	if r.cfg.Queue != nil {
+		p.Queues = r.cfg.Queue.Profiles
+	}
+	return p
 }
 
 // loadOf returns a worker's load from a list indexed by worker number. Workers beyond its end have no load.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kvepp/internal/metrics/metricstest"
+	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
@@ -48,7 +49,13 @@ func TestOverloadedWorkersAreNoCandidates(t *testing.T) {
 			for i := range endpoints {
 				endpoints[i].MaxNumBatchedTokens, endpoints[i].TotalKVBlocks = 150, 40
 			}
+			if c.name == "blocks" { // their engines say it
+				endpoints[0].TotalKVBlocks, endpoints[1].TotalKVBlocks = 0, 0
+			}
 			h := newHouse(t, endpoints...)
+			for w := range kvblock.Worker(2) {
+				h.pool.ReportCache(w, 8, 20)
+			}
 			h.thresholds.start(c.limits)
 			var routes []*Route
 			for i := 1; i <= 4; i++ {

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"kvepp/indexer"
-	"kvepp/kvblock"
-	"kvepp/pool"
 	"kvepp/scoring"
 )
 
@@ -26,14 +24,13 @@ func (r *Router) PeersChanged(changes []scoring.Change) {
 	}
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	byNumber := map[kvblock.Worker]*pool.Worker{}
-	for i := range snapshot.Workers {
-		byNumber[snapshot.Workers[i].Worker] = &snapshot.Workers[i]
-	}
 	for i := range changes {
 		c := &changes[i]
-		w := byNumber[c.Worker]
-		if c.Kind != scoring.Booked || w == nil || w.BlockSize != c.BlockSize {
+		if c.Kind != scoring.Booked || len(c.Chains) == 0 {
+			continue
+		}
+		w := snapshot.Worker(c.Worker)
+		if w == nil || w.BlockSize != c.BlockSize {
 			continue
 		}
 		life := r.cfg.lifetime(w)

@@ -43,7 +43,8 @@ type prepared struct {
 	stores      bool            // the endpoint may store its response
 	most        int             // tokens that all responses may have; 0: no limit
 	forward     []byte          // replaces the body; nil: it stays
-	inject      *body.Request   // the body, if token ids may be injected into it; nil: they may not
+	inject      *body.Request   // the body, if it may be changed after the choice; nil: it may not
+	tokenData   bool            // by the prompt's token ids
 	hints       body.Hints      // of headers and body
 	// scoring is the router's configuration with the request's overrides. nil: no overrides.
 	scoring     *scoring.Config
@@ -133,7 +134,8 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 		return p, nil
 	}
 	p.countTokens()
-	if r.cfg.InjectTokens && p.reason == ReasonKV && len(p.tokens) == 1 && body.TakesTokenData() {
+	p.tokenData = r.cfg.InjectTokens && p.reason == ReasonKV && len(p.tokens) == 1 && body.TakesTokenData()
+	if p.tokenData || r.mayNameInBody(&p) {
 		p.inject = body
 	}
 	switch {
@@ -148,17 +150,14 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 // tokenless reports whether decisions need no tokens of the prompt.
 func (r *Router) tokenless() bool { return r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens }
 
-// readBody waits for its turn, joins the pieces of the body and parses it. until is the deadline; zero: none. It also
-// returns when the body was parsed. The caller ends g. Errors: begin's and parse's.
+// readBody waits for its turn and parses the body. until is the deadline; zero: none. It also returns when the body was
+// parsed. The caller ends g. Errors: begin's and parse's.
 func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req *Request, span *tracing.Span) (
 	payload *body.Request, parsed time.Time, err error) {
 	began := time.Now()
 	size := max(len(req.Body), req.BodyBytes)
 	if *g, err = r.begin(ctx, until, size); err != nil {
 		return nil, time.Time{}, err
-	}
-	if req.Join != nil {
-		req.Body = req.Join()
 	}
 	if size > quickBytes {
 		began = r.metrics.Phase("wait", began)
@@ -195,8 +194,17 @@ func (r *Router) unread(p prepared, req *Request, err error) (prepared, error) {
 // constraints; and the body for the endpoint. Errors are the client's.
 func (r *Router) readRouting(p *prepared, req *Request, payload *body.Request, tenant string) (err error) {
 	changes, salt := r.changes(), r.namespace(payload, tenant)
-	if target := req.Rewrite; target != "" && target != payload.Model {
+	if payload.Model == "" { // as SGLang's /generate
+		if all := r.Models(); len(all) == 1 {
+			payload.Model = all[0]
+		}
+	}
+	// A header is not always UTF-8. The model is in the JSON of the body, and a label.
+	if target := strings.ToValidUTF8(req.Rewrite, "\ufffd"); target != "" && target != payload.Model {
 		p.renamed = &Renamed{Requested: strings.Clone(payload.Model), Upstream: target, label: "other"}
+		if r.knows(payload.Model) {
+			p.renamed.label = p.renamed.Requested
+		}
 		payload.Model, changes.Model = target, target
 	} else if rule, target := r.cfg.Rewrites.Of(payload.Model); rule != nil {
 		// Copies: metrics, and the route until its end, keep these names, and the body's text would keep the body.

@@ -49,6 +49,7 @@ const (
 	ReasonNoCredit     Reason = "no_credit"   // the cost function gives cached blocks no credit
 	ReasonNoEvents     Reason = "no_events"   // no candidate announces its blocks
 	ReasonMode         Reason = "router_mode" // --router-mode ignores the prompt
+	ReasonNotSampled   Reason = "not_sampled" // --shadow-share leaves the request out
 	ReasonPanic        Reason = "panic"       // a defect in kvepp, contained; the log has the stack
 )
 
@@ -61,7 +62,7 @@ var reasons = []Reason{
 	ReasonRemoteTimeout, ReasonRemoteOpen, ReasonPickTimeout, ReasonTokenizerDiffers, ReasonEngineVersions,
 	ReasonNoBlockSize,
 	ReasonBlockSize, ReasonApproximate, ReasonCacheNotRead, ReasonNoCredit,
-	ReasonNoEvents, ReasonMode, ReasonPanic,
+	ReasonNoEvents, ReasonMode, ReasonNotSampled, ReasonPanic,
 }
 
 // exact reports whether the prompt's token ids are all known.

@@ -100,8 +100,9 @@ type Record struct {
 	number uint64 // of all records
 	// chain are the hashes of the prompt's first blocks, at most maxChain, and session is a hash of the session's name;
 	// 0: it has none. See Router.Prefixes.
-	chain   []kvblock.SequenceHash
-	session uint64
+	chain     []kvblock.SequenceHash
+	session   uint64
+	elsewhere bool // another worker than that of the decision answered
 }
 
 // Ties returns how many candidates had the lowest cost. One of them was drawn at random.

@@ -131,7 +131,10 @@ func (r *records) change(route *Route, change func(*Record)) *Record {
 // setServedBy stores the endpoint that answered a request in the request's record. The proxy reports it once.
 func (r *records) setServedBy(route *Route) {
 	if route.record != nil && route.record.ServedBy.Outcome == "" {
-		r.change(route, func(record *Record) { record.ServedBy = route.ServedBy })
+		r.change(route, func(record *Record) {
+			record.ServedBy = route.ServedBy
+			record.elsewhere = route.elsewhere
+		})
 	}
 }
 
@@ -151,7 +154,7 @@ type Query struct {
 	Reason                            Reason
 	Status                            string // of the response: "404", or "4xx" for all from 400 to 499
 	Cold                              bool   // the chosen worker had none of the prompt cached
-	Wrong                             bool   // the engine reports another number of cached tokens than predicted
+	Wrong                             bool   // the chosen worker reports another number of cached tokens than predicted
 	// Slow is the least time to the first token, or in all if that is not known.
 	Slow time.Duration
 }
@@ -171,7 +174,7 @@ func (q *Query) selects(r *Record) bool {
 		return true
 	case o == nil:
 		return false
-	case q.Wrong && (o.CachedTokens < 0 || o.CachedTokens == r.PredictedCachedTokens),
+	case q.Wrong && (o.CachedTokens < 0 || o.CachedTokens == r.PredictedCachedTokens || r.elsewhere),
 		q.Slow > 0 && cmp.Or(o.TTFT, o.Duration) < q.Slow:
 		return false
 	}

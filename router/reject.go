@@ -7,12 +7,15 @@ import (
 )
 
 // rejections are the causes of refusals because of load. They are a metric's labels.
-var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed", "no_room"}
+var rejections = []string{"overloaded", "queue_full", "queue_limit", "queue_timeout", "shed", "no_room", "hold_timeout",
+	"deadline", "shutting_down"}
 
 // countRejection counts a refusal because of load, or for want of a prefill worker. It ignores other errors.
 func (r *Router) countRejection(err error) {
-	limit := (*queue.LimitError)(nil)
+	limit, late := (*queue.LimitError)(nil), (*LateError)(nil)
 	switch {
+	case errors.Is(err, queue.ErrAway):
+		r.metrics.Rejection("hold_timeout")
 	case errors.Is(err, ErrNoRoom):
 		r.metrics.Rejection("no_room")
 	case errors.Is(err, ErrOverloaded):
@@ -25,6 +28,10 @@ func (r *Router) countRejection(err error) {
 		r.metrics.Rejection("queue_timeout")
 	case errors.Is(err, ErrShed):
 		r.metrics.Rejection("shed")
+	case errors.As(err, &late):
+		r.metrics.Rejection("deadline")
+	case errors.Is(err, ErrEnding):
+		r.metrics.Rejection("shutting_down")
 	case errors.Is(err, ErrNoPrefill):
 		r.metrics.Unpaired.Inc()
 	}

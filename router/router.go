@@ -60,10 +60,6 @@ type Request struct {
 	// Model is the model that the body names. Route sets it; it shares the body's memory. Empty: the body was not read.
 	Model string
 	Body  []byte // the whole body; nil if BodylessReason is set. Not modified during the call
-	// Join returns the whole body; Route then sets Body to it. Route calls it once there is memory for a copy, and not
-	// at all if the body is not read. BodyBytes then gives the body's length. nil: Body is set.
-	Join func() []byte
-
 	// BodylessReason says why there is no Body. Empty: there is one.
 	BodylessReason Reason
 	// BodyBytes is the number of body bytes seen if Body is not set. It gives an estimate of the request's load.
@@ -73,6 +69,8 @@ type Request struct {
 	// ResponseUnseen says that kvepp is shown nothing of the response's body, so that its first content cannot end the
 	// prefill.
 	ResponseUnseen bool
+	// NamesDynamo says that the client chose Dynamo's id of the request, so that kvepp cannot.
+	NamesDynamo bool
 	// Rewrite replaces the model that the body names. Empty: it stays, unless a rule of Config.Rewrites replaces it.
 	Rewrite string
 	// Endpoint is the name of the endpoint that the request shall go to; with EndpointSoft it goes elsewhere while that
@@ -136,8 +134,16 @@ type Decision struct {
 	Cordoned []string
 	// Trial says that the request is the trial of an ejected endpoint.
 	Trial bool
+	// Conditional says whether, and why, the decode worker computes the prompt alone, or why not. Empty without
+	// Config.Disaggregation, for aggregated workers, and for requests that name a prefill worker.
+	Conditional scoring.BypassOutcome
+	// InBody says that the body alone names the worker: to a frontend in KV mode, which then needs no prefill worker.
+	InBody bool
 	// Prefill is the worker that computes the prompt, if the destination does not.
 	Prefill *Prefill
+	// FirstTokenID is the id, a UUID, that Dynamo's frontend must give the request, so that its worker notes the first
+	// token under it. Empty: no note is expected.
+	FirstTokenID string
 }
 
 // Prefill is the prefill leg of a decision.
@@ -172,6 +178,9 @@ type Route struct {
 	kept     int             // its bytes in records.running
 	recorded *record.Request // without its end; nil: it is not recorded
 	climb    ladder.Climb    // the zero value without Config.Ladder
+	shadow   *shadow         // until Serve; nil: the request is not shadowed
+	// elsewhere: another worker answers than the one that PredictedCachedTokens is about.
+	elsewhere bool
 }
 
 // placed is where a request was booked. The choice sets it, and Reconcile if the proxy chose otherwise.
@@ -179,7 +188,9 @@ type placed struct {
 	booking  scoring.Booking // on the destination
 	prefill  scoring.Booking // on the prefill worker; the zero value without one
 	computes pool.Worker     // the worker that computes the prompt
-	fetches  pool.Worker     // the decode worker, which has the prompt's blocks afterwards; if Config.Disaggregate asks
+	fetches  pool.Worker     // the decode worker, which has the prompt's blocks afterwards; with Config.Disaggregation
+	notes    bool            // the destination notes first tokens on Dynamo's event plane
+	weighted int             // cached tokens of a worker that takes the request alone, weighted by tier
 	// sameTokenizer says that all workers of the route have kvepp's tokenizer and chat template.
 	sameTokenizer bool
 	cost          float64        // of all legs, in tokens
@@ -192,7 +203,8 @@ type placed struct {
 type responding struct {
 	promptComputed func(w kvblock.Worker, tokens, blockSize int) // Config.PromptComputed; nil: tokens are not known
 	prefilled      atomic.Bool
-	estimate       *time.Timer // ends the prefill by estimate; nil without one
+	estimate       *time.Timer  // ends the prefill by estimate; nil without one
+	firsts         *FirstTokens // waits for a note of the first token; nil: none comes
 	output         outputTracker
 	most           int // tokens of the response; 0: no limit
 	observed       observed
@@ -203,10 +215,12 @@ type responding struct {
 
 // ending is what a route gives back when it ends.
 type ending struct {
-	turn  *admission.Turn // of its conversation; nil: admission does not apply
-	lease session.Lease   // on its session
-	final bool            // the session ends with this request
-	freed atomic.Bool
+	tenant  queue.Tenant    // who is charged; 0: none
+	charged int             // tokens of the prompt
+	turn    *admission.Turn // of its conversation; nil: admission does not apply
+	lease   session.Lease   // on its session
+	final   bool            // the session ends with this request
+	freed   atomic.Bool
 
 	// released is called after a booking released load; nil: no request ever waits
 	released func()
@@ -235,6 +249,7 @@ type Router struct {
 	slots        slots
 	records      records
 	thresholds   *thresholds
+	policy       *atomic.Pointer[Policy]     // in place of cfg's, see SetPolicy; nil: none
 	room         *queue.Room[waitingRequest] // nil: no request waits for a worker that is not busy
 	admissions   *queue.Room[heldRequest]    // nil: no request waits for room in a KV cache
 	panics       loglimit.Limiter            // of log lines about panics
@@ -242,11 +257,14 @@ type Router struct {
 	latest       lastResponses
 	modelUse     *modelUse
 	promptCounts promptCounts
+	servedModels servedModels
 	running      versionsRunning
 	tokens       atomic.Uint64 // the latest Route.Token
 	broken       brokenResponses
 	counts       workerCounts
 	miscounted   atomic.Uint64 // responses whose prompt tokens differ from kvepp's
+	inBody       *atomic.Int32 // inBodyUntried and so on
+	unheard      sync.Once     // a warning about a decode worker without KV events
 	looking      atomic.Bool   // a look at what waits is planned, see lookSoon
 	dry          bool          // see Explain: it books and counts nothing
 	rehearsal    func() *Router
@@ -268,7 +286,7 @@ func New(
 		cfg.Memory = budget.New(0)
 	}
 	r := &Router{slots: newSlots(), cfg: cfg, pool: p, index: index, book: book, metrics: m, log: log,
-		thresholds: new(thresholds)}
+		thresholds: new(thresholds), policy: new(atomic.Pointer[Policy]), inBody: new(atomic.Int32)}
 	r.rehearsal = sync.OnceValue(r.newRehearsal)
 	named := cfg.modelNames()
 	if cfg.Adapters != nil {
@@ -288,7 +306,6 @@ func New(
 		r.onRelease = r.room.Released
 	}
 	if cfg.Admission != nil {
-		cfg.Admission.log = log
 		r.admissions = r.newAdmissionRoom()
 		others := r.onRelease
 		r.onRelease = func() {
@@ -301,6 +318,9 @@ func New(
 	m.InitRejections(rejections...)
 	for _, reason := range reasons {
 		m.InitDecision(string(reason))
+	}
+	for _, outcome := range scoring.BypassOutcomes {
+		m.InitConditional(string(outcome))
 	}
 	cfg.Metrics.CollectWorkers(r.Workers)
 	cfg.Metrics.CollectQueues(r.Queues)
@@ -322,8 +342,8 @@ func New(
 // Route chooses a worker for a request and books it there, in one step.
 //
 // Errors: *body.Error for a body that is not a request; ErrNoEndpoints; ErrUnknownModel; ErrConstraints;
-// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrNoRoom; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own. Every other
-// failure is a decision with a Reason.
+// ErrNoPrefill; ErrCordoned; ErrOverloaded; ErrNoRoom; ErrQueueFull; ErrQueueTimeout; ErrShed; ErrEnding; *LateError;
+// ctx's own. Every other failure is a decision with a Reason.
 func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 	start := time.Now()
 	span := req.Trace.Child(spanRoute, start)

@@ -25,6 +25,7 @@ type gathered struct {
 	pricing                 scoring.Config // the router's, with what the request overrides
 	aggregated              leg
 	prefill, decode         leg
+	unaided                 leg // of decode workers that may take the request alone
 	destinations, prefills  tally
 	pairings                []pairing
 	standings               standings       // by which candidates were gathered
@@ -32,11 +33,14 @@ type gathered struct {
 	ejectedAdmitted         bool            // ejected workers are candidates, because there are no others
 	cordoned                []string        // endpoints; candidates but for their cordon; only if Router.explains
 	prompting               []pool.Worker   // of prompters
+	unaidedPrompts          bool            // decode workers may compute prompts while prefill workers are busy
 	loads                   []scoring.Load  // indexed by worker number
 	usage                   []float64       // KV usage that the engines report, 0..1, indexed by worker number
 	overloaded              []bool          // indexed like the snapshot's workers
 	over                    []bool          // overloaded; nil: no thresholds are set
 	version                 scoring.Version // of the loads behind overloaded; 0: any
+	lastLook                bool            // loads that are a moment old will do, see maxLooks
+	fits                    []fit           // for the request's adapter, by worker number; empty: all fit
 }
 
 // matched is a prompt's blocks and who holds them. match sets it; pricing and predictions read it.
@@ -71,6 +75,17 @@ func (r *Router) putScratch(sc *scratch) {
 	r.scratches.Put(sc)
 }
 
+// promptLeg returns the leg in which the worker that computes the prompt was chosen.
+func (g *gathered) promptLeg(route *Route) *leg {
+	switch {
+	case route.Prefill != nil:
+		return &g.prefill
+	case route.Conditional == scoring.Bypassed:
+		return &g.unaided
+	}
+	return &g.aggregated
+}
+
 // undo frees everything that was booked for the request.
 func (sc *scratch) undo() {
 	if sc.route != nil {
@@ -87,9 +102,12 @@ func (g *gathered) prompters() []pool.Worker {
 	if len(g.decode.workers) == 0 {
 		return g.aggregated.workers
 	}
-	if len(g.aggregated.workers) == 0 {
+	if len(g.aggregated.workers) == 0 && !g.unaidedPrompts {
 		return g.prefill.workers
 	}
 	g.prompting = append(append(g.prompting[:0], g.aggregated.workers...), g.prefill.workers...)
+	if g.unaidedPrompts {
+		g.prompting = append(g.prompting, g.decode.workers...)
+	}
 	return g.prompting
 }

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"iter"
 	"net/netip"
 	"strconv"
 
@@ -39,6 +40,10 @@ func (r *Router) Reconcile(route *Route, address string, attempts int) string {
 	return outcome
 }
 
+// Compares reports whether PredictedCachedTokens is about the worker that answers, so that it can be compared with what
+// the response reports.
+func (r *Route) Compares() bool { return !r.elsewhere }
+
 // WorkerName returns the chosen worker's endpoint and rank for logs, headers and records, as [pool.Worker.String] does.
 func (d *Decision) WorkerName() string {
 	return d.Name + "/" + strconv.FormatUint(uint64(d.Rank), 10)
@@ -55,6 +60,7 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 		return ServedByUnknown // the chosen address is a host name, which may stand for this one
 	}
 	r.moved(snapshot, route, address, attempts)
+	route.elsewhere = true
 	if w == nil {
 		route.Free()
 		route.responses = nil
@@ -65,7 +71,7 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	if route.Prefill == nil {
 		route.computes = *w
 	}
-	route.destination, route.instance = w.Worker, w.InstanceID
+	route.destination, route.instance, route.notes = w.Worker, w.InstanceID, notesFirstTokens(w)
 	route.health.counts[0] = r.counts.of(w.Worker)
 	route.ServedBy.Worker = w.String()
 	route.health.endpoint = r.cfg.Eject.Of(w.Worker)
@@ -74,14 +80,24 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 
 // workerAt returns the worker at an address, if there are several the one of this rank; nil if there is none.
 func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker) {
-	for i := range s.Workers {
-		w := &s.Workers[i]
-		if (found == nil || w.Rank == rank) && w.Role != pool.Prefill && w.Role != pool.Encode &&
-			sameAddress(w.Address, address) {
+	for w := range workersAt(s, address) {
+		if found == nil || w.Rank == rank {
 			found = w
 		}
 	}
 	return found
+}
+
+// workersAt returns the workers at an address that requests can be sent to.
+func workersAt(s *pool.Snapshot, address string) iter.Seq[*pool.Worker] {
+	return func(yield func(*pool.Worker) bool) {
+		for i := range s.Workers {
+			w := &s.Workers[i]
+			if w.Role != pool.Prefill && w.Role != pool.Encode && sameAddress(w.Address, address) && !yield(w) {
+				return
+			}
+		}
+	}
 }
 
 // sameAddress compares two of host:port. An IPv6 address has several forms.

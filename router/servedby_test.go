@@ -56,6 +56,9 @@ func TestServedByAnother(t *testing.T) {
 				t.Errorf("%+v: %s carries %+v, want %+v", c, name, got, expect)
 			}
 		}
+		if same := c.outcome == ServedByChosen || c.carries == "named"; r.Compares() != same {
+			t.Errorf("%+v: the prediction is compared with what the engine reports: %v", c, r.Compares())
+		}
 		r.MarkPrefillCompleted()
 		if c.carries == "" && served != nil || c.carries != "" && !slices.Equal(served, []string{c.carries}) {
 			t.Errorf("%+v: %q are believed to have computed the prompt", c, served)

@@ -21,6 +21,8 @@ var (
 	ErrShed = errors.New("every worker is busy, and requests of this objective do not wait; try again later")
 	// ErrQueueTimeout says that no worker became ready for the request within queue.RoomConfig.Timeout.
 	ErrQueueTimeout = errors.New("no worker was ready for this request in time; try again later")
+	// ErrEnding says that kvepp ends while the request waits.
+	ErrEnding = queue.ErrEnding
 )
 
 // How often waiting requests are looked at although no load was released. With a linear prefill model, workers become
@@ -36,6 +38,24 @@ type waitingRequest struct {
 	prompt *prepared
 }
 
+// holds reports whether requests wait while there is no worker for them.
+func (r *Router) holds() bool { return r.cfg.Queue != nil && r.cfg.Queue.Hold > 0 }
+
+// queues reports whether requests wait while every worker is busy.
+func (r *Router) queues() bool { return r.cfg.Queue != nil && r.cfg.Queue.Profiles.Waits() }
+
+// away reports whether gather's error is one that ends when workers come, and the request waits for them. A request
+// that asks for a worker, a subset or taints does not wait: it would stand before requests that others can take.
+func (r *Router) away(s *pool.Snapshot, req *Request, p *prepared, err error) bool {
+	if err == nil || !r.holds() || req.Allowed != nil || p.pins.Given() || len(p.constraints.Required) > 0 {
+		return false
+	}
+	if errors.Is(err, ErrUnknownModel) { // also a model that only clients name, and an adapter that no worker has
+		return r.knows(p.model) && prompterEndpoints(s, p.model) == 0
+	}
+	return errors.Is(err, ErrNoEndpoints) || errors.Is(err, ErrNoPrefill) || errors.Is(err, ErrCordoned)
+}
+
 // newRoom returns the waiting room of all models: a worker that reports no model serves them all.
 func (r *Router) newRoom() *queue.Room[waitingRequest] {
 	interval := tick
@@ -48,20 +68,20 @@ func (r *Router) newRoom() *queue.Room[waitingRequest] {
 // decide waits for the request's turn and chooses for it. The turn comes at once unless every worker that may take the
 // request is busy or others wait before it. waited is the time in a line.
 //
-// Errors: choose's; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own.
-func (r *Router) decide(
-	ctx context.Context,
-	sc *scratch,
-	req *Request,
-	p *prepared,
-) (route *Route, waited time.Duration, err error) {
+// Errors: choose's; *LateError; ErrQueueFull; ErrQueueTimeout; ErrShed; ctx's own.
+func (r *Router) decide(ctx context.Context, sc *scratch, req *Request,
+	p *prepared) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
 	defer func() { snapshot.Release() }()
-	if r.room == nil {
-		route, err = r.choose(sc, snapshot, req, p)
-		return route, 0, err
+	if r.room == nil || !r.queues() && r.room.Waiting() == 0 {
+		if route, err = r.choose(sc, snapshot, req, p); !r.away(snapshot, req, p, err) {
+			return route, 0, err
+		}
 	}
 	entry, err := r.entry(sc, snapshot, req, p)
+	if err == nil {
+		err = r.inTime(sc, &entry, p)
+	}
 	if err != nil {
 		return nil, 0, err
 	}
@@ -74,21 +94,62 @@ func (r *Router) decide(
 		r.rematch(sc)
 	}
 	if err != nil {
-		return nil, waited, r.queueError(entry.Line, err)
+		return nil, waited, r.queueError(entry.Line, r.nameAway(sc, req, p, err))
 	}
 	defer r.room.Pass() // also after an error or a panic
-	route, err = r.choose(sc, snapshot, req, p)
+	if route, err = r.choose(sc, snapshot, req, p); err == nil && entry.Tenant != 0 {
+		route.tenant, route.charged = entry.Tenant, entry.Cost()
+		r.tellCharge(entry.Tenant, route.charged)
+	}
 	return route, waited, err
 }
 
+// tellCharge tells the other replicas what a tenant was charged here.
+func (r *Router) tellCharge(to queue.Tenant, tokens int) {
+	if r.cfg.Charged != nil && tokens > 0 {
+		r.cfg.Charged(uint64(to), tokens)
+	}
+}
+
+// Charge charges a tenant for tokens that another replica sent to workers for it.
+func (r *Router) Charge(to uint64, tokens int) {
+	if r.room != nil {
+		r.room.Charge(queue.Tenant(to), tokens)
+	}
+}
+
+// chargeResponse charges the request's tenant for the response, and for prompt tokens that it was not charged for
+// because they were taken to be cached, or the other way round.
+func (r *Router) chargeResponse(route *Route, a *Response) {
+	if route.tenant == 0 {
+		return
+	}
+	tokens := max(a.Tokens, 0)
+	if a.PromptTokens > 0 && a.CachedTokens >= 0 {
+		tokens += a.PromptTokens - a.CachedTokens - route.charged
+	}
+	r.room.Charge(route.tenant, tokens)
+	r.tellCharge(route.tenant, tokens)
+}
+
+// nameAway adds to queue.ErrAway the reason why no worker came for a request. It is never ErrUnknownModel: the model is
+// known.
+func (r *Router) nameAway(sc *scratch, req *Request, p *prepared, err error) error {
+	if !errors.Is(err, queue.ErrAway) {
+		return err
+	}
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	why := r.gather(&sc.gathered, snapshot, req, p, target{}, nil)
+	if why == nil || errors.Is(why, ErrUnknownModel) {
+		why = ErrNoEndpoints
+	}
+	return fmt.Errorf("%w (%w)", why, err)
+}
+
 // await waits for the turn in a room. waited is the time in a line, which it also reports.
-func await[T any](
-	ctx context.Context,
-	r *Router,
-	sc *scratch,
-	room *queue.Room[T],
-	w *queue.Waiter[T],
-) (waited time.Duration, err error) {
+func await[T any](ctx context.Context, r *Router, sc *scratch, room *queue.Room[T],
+	w *queue.Waiter[T]) (waited time.Duration, err error) {
 	from := time.Now()
 	err = room.Await(ctx, w)
 	if w.InLine() {
@@ -97,6 +158,12 @@ func await[T any](
 		sc.span.Phase(spanQueue, from, from.Add(waited))
 	}
 	return waited, err
+}
+
+// RefuseWaiting refuses with ErrEnding what waits in queues, and what would wait from now on. For a process that ends.
+func (r *Router) RefuseWaiting() {
+	r.room.RefuseWaiting()
+	r.admissions.RefuseWaiting()
 }
 
 // queueError returns the router's error for one of the waiting room, and counts limits of policy classes.
@@ -116,30 +183,51 @@ func (r *Router) queueError(line string, err error) error {
 	return err
 }
 
-// entry describes a request for the waiting room.
+// entry describes a request for the waiting room. Any priority may wait for the first worker.
 func (r *Router) entry(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (queue.Entry, error) {
 	t := r.exclusiveTarget(p)
-	if err := r.gather(&sc.gathered, snapshot, req, p, t, nil); err != nil {
+	err := r.gather(&sc.gathered, snapshot, req, p, t, nil)
+	away := r.away(snapshot, req, p, err)
+	if err != nil && !away {
 		return queue.Entry{}, err
 	}
 	e := queue.Entry{
 		Line:       r.lineName(&sc.gathered, p.model),
-		Workers:    prompterEndpoints(snapshot, p.model),
-		MayNotWait: p.priority < 0,
+		Workers:    max(prompterEndpoints(snapshot, p.model), 1),
+		MayNotWait: p.priority < 0 && !away,
 		Request: queue.Request{
 			Lane:           queue.Any,
 			Tokens:         p.isl,
-			CachedTokens:   r.bestCached(sc, p),
 			Jump:           jump(p),
 			StrictPriority: p.hints.StrictPriority,
 		},
 	}
-	e.Profile, _ = r.cfg.Queue.Profiles.Of(e.Line)
+	if !away {
+		e.CachedTokens = r.bestCached(sc, p)
+	}
+	e.Profile, _ = r.currentPolicy().Queues.Of(e.Line)
 	e.Class = e.Profile.Class(p.hints.PolicyClass, max(e.Tokens-e.CachedTokens, 0))
-	if p.pins.Given() || t.bound && len(sc.prompters()) == 1 {
+	if e.Within = wanted(&e, p); e.Within > 0 && !req.Received.IsZero() {
+		e.Within -= time.Since(req.Received)
+	}
+	if e.Profile.Bands != nil {
+		e.Priority, e.Bytes, e.MayNotWait = int(p.priority), len(req.Body), false
+		e.Jump, e.StrictPriority = 0, 0
+	}
+	sender := p.hints.Fairness
+	if r.cfg.TenantHeader != "" {
+		sender = p.hints.Sender
+	}
+	e.SetTenant(sender)
+	if !away && (p.pins.Given() || t.bound && len(sc.prompters()) == 1) {
 		e.Lane = int(sc.prompters()[0].Worker)
 	}
 	return e, nil
+}
+
+// wanted returns how long after its arrival a request wants its first token; 0: at any time.
+func wanted(e *queue.Entry, p *prepared) time.Duration {
+	return cmp.Or(p.hints.FirstToken, e.Profile.Classes[e.Class].Deadline)
 }
 
 // lineLabel returns a line as a metric's label.
@@ -152,7 +240,8 @@ func (r *Router) lineName(g *gathered, model string) string {
 	if r.cfg.Queue != nil {
 		_, own = r.cfg.Queue.Profiles.Of(model)
 	}
-	if own || r.cfg.names(model) || g.prompters()[0].Model == model {
+	of := g.prompters()
+	if own || r.knows(model) || len(of) > 0 && of[0].Model == model {
 		return strings.Clone(model) // the room keeps its lines
 	}
 	return ""
@@ -188,14 +277,20 @@ func (r *Router) bestCached(sc *scratch, p *prepared) (most int) {
 	candidates := sc.prompters()
 	r.match(sc, candidates, p)
 	for i := range candidates {
-		w := &candidates[i]
-		if v := sc.variantOf(w); v != nil {
-			o := v.overlapOf(w.Worker)
-			most = max(most, sc.pricing.CachedTokens(&scoring.Terms{BlockSize: w.BlockSize, ISLTokens: p.isl,
-				DeviceBlocks: int(o.device), HostBlocks: int(o.host), DiskBlocks: int(o.disk)}))
-		}
+		most = max(most, sc.cachedOn(p, &candidates[i]))
 	}
 	return most
+}
+
+// cachedOn returns the tokens of the prompt that a candidate has cached. The caller has called match.
+func (sc *scratch) cachedOn(p *prepared, w *pool.Worker) int {
+	v := sc.variantOf(w)
+	if p.tokens == nil || v == nil {
+		return 0
+	}
+	o := v.overlapOf(w.Worker)
+	return sc.pricing.CachedTokens(&scoring.Terms{BlockSize: w.BlockSize, ISLTokens: p.isl,
+		DeviceBlocks: int(o.device), HostBlocks: int(o.host), DiskBlocks: int(o.disk)})
 }
 
 // roomJudge tells the waiting room which requests can go. The room's lock guards it.
@@ -216,33 +311,64 @@ func (j *roomJudge) End() {
 	j.sc, j.snapshot = nil, nil
 }
 
-// Busy reports whether every worker that may compute the prompt is busy. Busy thresholds play no part here: they are
+// State says whether every worker that may compute the prompt is busy. Busy thresholds play no part here: they are
 // compared when it is the request's turn.
-func (j *roomJudge) Busy(c *queue.Class, w waitingRequest) bool {
-	if !c.Waits() {
-		return false
-	}
+func (j *roomJudge) State(c *queue.Class, w waitingRequest) queue.State {
 	r, sc := j.router, j.sc
-	t := r.exclusiveTarget(w.prompt)
-	if r.gather(&sc.gathered, j.snapshot, w.req, w.prompt, t, nil) != nil {
-		return false // it gets its turn, and choose returns the error
+	if !c.Waits() && !r.holds() {
+		return queue.Ready
+	}
+	err := r.gather(&sc.gathered, j.snapshot, w.req, w.prompt, r.exclusiveTarget(w.prompt), nil)
+	switch {
+	case r.away(j.snapshot, w.req, w.prompt, err):
+		return queue.Away
+	case err != nil || !c.Waits():
+		return queue.Ready // with an error it gets its turn, and choose returns the error
 	}
 	candidates := sc.prompters()
+	if c.Gate != nil {
+		if r.saturation(c.Gate, sc.loads, candidates) >= c.Gate.Ceiling {
+			return queue.Busy
+		}
+		return queue.Ready
+	}
 	for i := range candidates {
 		if x := &candidates[i]; !c.Busy(loadOf(sc.loads, x).PrefillTokens, x.BatchedTokens()) {
-			return false
+			return queue.Ready
 		}
 	}
-	return true
+	return queue.Busy
 }
 
-// Waiting returns how many requests wait in a policy class, over all models; 0 without a queue.
-func (r *Router) Waiting(class string) (n int) {
+// saturation returns the workers' mean saturation by the load book; 1 without any.
+func (r *Router) saturation(g *queue.Gate, loads []scoring.Load, workers []pool.Worker) (sum float64) {
+	for i := range workers {
+		w := &workers[i]
+		l, usage := loadOf(loads, w), 0.0
+		if w.TotalKVBlocks > 0 {
+			usage = float64(l.ActiveBlocks) / float64(w.TotalKVBlocks)
+		}
+		steps := 0.0
+		if most := w.BatchedTokens(); most > 0 {
+			steps = float64(l.PrefillTokens) / float64(most)
+		}
+		sum += g.Saturation(l.Requests, l.ActiveTokens, steps, usage)
+	}
+	return max(sum, 1-float64(len(workers))) / float64(max(len(workers), 1))
+}
+
+// Waiting returns how many requests of a policy class wait for a worker that is not busy, over all models.
+func (r *Router) Waiting(class string) int {
+	return r.waiting(func(l *queue.ClassLoad) bool { return l.Class == class && !l.Away })
+}
+
+// waiting returns how many requests wait in such classes of lines; 0 without a queue.
+func (r *Router) waiting(such func(*queue.ClassLoad) bool) (n int) {
 	if r.room == nil {
 		return 0
 	}
 	for _, l := range r.room.Loads() {
-		if l.Class == class {
+		if such(&l) {
 			n += l.Requests
 		}
 	}

@@ -62,11 +62,15 @@ func (a *arrivals) send(ctx context.Context, name string, req *Request) {
 
 // prefilled ends the prefill of a running request, and returns when all goroutines are idle.
 func (a *arrivals) prefilled(name string) {
-	a.mu.Lock()
-	r := a.by[name]
-	a.mu.Unlock()
-	r.MarkPrefillCompleted()
+	a.route(name).MarkPrefillCompleted()
 	synctest.Wait()
+}
+
+// route returns a running request.
+func (a *arrivals) route(name string) *Route {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.by[name]
 }
 
 // allWaiting returns how many requests wait, of all policy classes.
@@ -113,17 +117,17 @@ func TestRequestsWait(t *testing.T) {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
 		<-time.After(time.Second)
-		h.warm(a.by["b"].Name, 0, tokens(2000, 20), blocksOfFour) // not cached yet when c arrived
+		h.warm(a.route("b").Name, 0, tokens(2000, 20), blocksOfFour) // not cached yet when c arrived
 		a.prefilled("b")
-		if a.order() != "b a c" || a.by["c"].Name != a.by["b"].Name || a.by["c"].PredictedCachedTokens != 20 ||
-			a.by["c"].Waited == 0 ||
-			a.by["a"].Waited != 0 {
-			t.Fatalf("went: %s, c to %+v", a.order(), a.by["c"].Decision)
+		if a.order() != "b a c" || a.route("c").Name != a.route("b").Name || a.route("c").PredictedCachedTokens != 20 ||
+			a.route("c").Waited == 0 ||
+			a.route("a").Waited != 0 {
+			t.Fatalf("went: %s, c to %+v", a.order(), a.route("c").Decision)
 		}
 		if a.send(t.Context(), "e", completion("m", tokens(9000, 40))); a.order() != "b a c" {
 			t.Fatalf("went: %s", a.order())
 		}
-		a.by["a"].Free()
+		a.route("a").Free()
 		synctest.Wait()
 		if a.order() != "b a c d" {
 			t.Fatalf("went: %s", a.order())
@@ -159,7 +163,6 @@ func TestOrderOfWaiting(t *testing.T) {
 	}{
 		// Strict priorities go first. A priority of 5 counts as 5 seconds of waiting; one request arrives per second.
 		{queue.FCFS, "first strict urgent long short sensitive"},
-		{queue.LCFS, "first strict urgent sensitive short long"},
 		{queue.WSPT, "first strict urgent short sensitive long"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -214,7 +217,7 @@ func TestLeavingTheQueue(t *testing.T) {
 		if got := h.rejections(); got["queue_timeout"] != 1 || got["queue_full"] != 0 {
 			t.Errorf("rejections %v", got)
 		}
-		a.by["a"].Free()
+		a.route("a").Free()
 		if h.book.Len() != 0 {
 			t.Errorf("%d booked", h.book.Len())
 		}
@@ -274,8 +277,8 @@ func TestQueueSeesThePoolChange(t *testing.T) {
 		<-time.After(2 * tick)
 		synctest.Wait()
 		if got := a.order(); len(a.went) != 4 || !slices.Contains(a.went, "pinned: "+ErrNoEndpoints.Error()) ||
-			a.by["c"] == nil ||
-			a.by["c"].Name != "w2" {
+			a.route("c") == nil ||
+			a.route("c").Name != "w2" {
 			t.Errorf("went: %s", got)
 		}
 	})
@@ -307,7 +310,7 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 		}
 		a.prefilled("a")
 		a.prefilled("d")
-		if a.order() != "a c d b e" || a.by["b"].InstanceID != 100 || a.by["e"].InstanceID != 101 {
+		if a.order() != "a c d b e" || a.route("b").InstanceID != 100 || a.route("e").InstanceID != 101 {
 			t.Fatalf("went: %s", a.order())
 		}
 	})
@@ -365,7 +368,7 @@ func TestPolicyClasses(t *testing.T) {
 			t.Errorf("%d short ones wait", h.Waiting("short"))
 		}
 		for _, name := range []string{"a", "b", "g", "h"} {
-			a.by[name].Free()
+			a.route(name).Free()
 		}
 		synctest.Wait()
 		if a.prefilled("d"); !slices.Equal(a.went, append(want, "d", "e")) {
@@ -392,7 +395,7 @@ func TestPastTheLine(t *testing.T) {
 		if a.order() != "a long" || h.allWaiting() != 2 {
 			t.Fatalf("went: %s; %d wait", a.order(), h.allWaiting())
 		}
-		a.by["long"].Free()
+		a.route("long").Free()
 		synctest.Wait()
 
 		// A request of another line holds the turn while a ends and three requests arrive that may not wait. Then b
@@ -404,7 +407,7 @@ func TestPastTheLine(t *testing.T) {
 		if w, err := h.room.Enter(entry, holder); w != nil || err != nil {
 			t.Fatalf("the holder waits or is refused: %v", err)
 		}
-		a.by["a"].Free()
+		a.route("a").Free()
 		a.send(t.Context(), "first", completion("m", tokens(2000, 120)))
 		ctx, gone := context.WithCancel(t.Context())
 		a.send(ctx, "gone", completion("m", tokens(4000, 120)))
@@ -427,10 +430,10 @@ func TestPastTheLine(t *testing.T) {
 			t.Errorf("%v waits were observed, want b's", waits)
 		}
 		for _, name := range []string{"b", "first"} {
-			a.by[name].Free()
+			a.route(name).Free()
 		}
 		synctest.Wait()
-		a.by["c"].Free()
+		a.route("c").Free()
 		h.wantTurnFree()
 	})
 }

@@ -6,6 +6,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
+	"kvepp/pool"
 	"kvepp/scoring"
 )
 
@@ -111,8 +112,13 @@ func (r *Router) WorkerRequests(w kvblock.Worker) metrics.WorkerRequests {
 // WorkerLoad returns what runs on a worker.
 func (r *Router) WorkerLoad(w kvblock.Worker) scoring.Load { return r.book.Load(w) }
 
-// Forget drops what is counted of a worker that left the pool.
-func (r *Router) Forget(w kvblock.Worker) {
+// WorkerJoined has requests that wait look for a worker.
+func (r *Router) WorkerJoined(pool.Worker) { r.lookSoon() }
+
+// WorkerLeft drops what is counted of a worker that left the pool. If it was the last, requests that wait have another
+// reason for it.
+func (r *Router) WorkerLeft(w kvblock.Worker) {
+	r.lookSoon()
 	r.counts.mu.Lock()
 	defer r.counts.mu.Unlock()
 	if int(w) < len(r.counts.byWorker) {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"kvepp/internal/metrics"
-	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
@@ -86,7 +85,7 @@ func TestWorkerRequestsOfTwoLegs(t *testing.T) {
 // the old one ends later.
 func TestWorkerRequestsAreForgotten(t *testing.T) {
 	h := newHouse(t, workers(1)...)
-	h.pool.Watch(forgetter{h.Forget})
+	h.pool.Watch(h.Router)
 	var late []*Route
 	for range 3 {
 		r := h.route(completion("m", tokens(0, 16)))
@@ -123,9 +122,3 @@ func TestWorkerRequestsAreForgotten(t *testing.T) {
 		t.Errorf("the new worker's own: %+v", got)
 	}
 }
-
-// forgetter is a watcher that forgets workers that leave.
-type forgetter struct{ forget func(kvblock.Worker) }
-
-func (forgetter) WorkerJoined(pool.Worker)      {}
-func (f forgetter) WorkerLeft(w kvblock.Worker) { f.forget(w) }

@@ -26,7 +26,7 @@ const (
 	// MaxISLTokens is the longest prompt accepted, in tokens. Sums over many requests then stay far from overflow.
 	MaxISLTokens = 1 << 32
 
-	maxOverlapBlocks = 1 << 32
+	maxOverlapBlocks = 1<<32 - 1 // all bits below one, so that an or of numbers is above it if one of them is
 )
 
 var (
@@ -57,6 +57,9 @@ type Request struct {
 
 	// DryRun chooses but books nothing.
 	DryRun bool
+
+	// Ago is how long the worker has had the request already. A booking that expires must have 0.
+	Ago time.Duration
 
 	// IfVersion is the version of the book by whose loads the caller picked the candidates. If the book has another
 	// version now, nothing is booked: ErrChanged. 0, the usual: any version will do.
@@ -122,7 +125,7 @@ type Selection struct {
 	UnitTokens int
 
 	// Version is the book's version after this booking, for Request.IfVersion of a booking that must follow it
-	// directly. 0 after a DryRun.
+	// directly. After a DryRun, it is that of the loads behind the costs.
 	Version Version
 }
 
@@ -157,29 +160,28 @@ type ActiveSequences struct {
 	// replays in virtual time. Set it before the first call.
 	Clock func() time.Duration
 
-	epoch       time.Time         // the book's clock counts from here
-	mu          sync.Mutex        // guards everything below
-	version     Version           // grows with every booking that is added to a worker
-	loads       []Load            // indexed by worker; without the corrections in adjusted and prefills
-	prefills    []prefills        // indexed by worker
-	adjusted    []adjustment      // indexed by worker
-	bookings    []booking         // bookings[0] is unused, so that 0 can mean none
-	free        []uint32          // unused indices of bookings
-	byID        map[string]uint32 // named requests -> index in bookings
-	expiring    order             // bookings that expire, oldest first
-	expired     uint64
-	blocks      activeBlocks
-	held        atomic.Int64 // blocks.held after the latest booking or end of one
-	flattened   atomic.Uint64
-	learned     learned
-	numbered    uint64        // bookings of this book so far; numbers of bookings
-	observer    func(*Change) // nil: none
-	change      Change        // scratch memory of the observer's argument
-	copied      []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
-	copies      int           // bookings of all Copies
-	origins     int           // Copies
-	copiedParts []copied      // indexed like bookings, as far as there were copies
-	stale       bool          // copies are not priced, see SetPeersStaleness
+	epoch     time.Time         // the book's clock counts from here
+	mu        sync.Mutex        // guards everything below
+	version   Version           // grows with every booking that is added to a worker
+	loads     []Load            // indexed by worker; without the corrections in adjusted and prefills
+	prefills  []prefills        // indexed by worker
+	adjusted  []adjustment      // indexed by worker
+	bookings  []booking         // bookings[0] is unused, so that 0 can mean none
+	free      []uint32          // unused indices of bookings
+	byID      map[string]uint32 // named requests -> index in bookings
+	expiring  order             // bookings that expire, oldest first
+	expired   uint64
+	blocks    activeBlocks
+	held      atomic.Int64 // blocks.held after the latest booking or end of one
+	flattened atomic.Uint64
+	learned   learned
+	numbered  uint64        // bookings of this book so far; numbers of bookings
+	observer  func(*Change) // nil: none
+	change    Change        // scratch memory of the observer's argument
+	copied    []copiedLoad  // indexed by worker: the part of loads that other books' bookings brought
+	copies    int           // bookings of all Copies
+	origins   int           // Copies
+	stale     bool          // copies are not priced, see SetPeersStaleness
 	// indexed by worker, for RoundRobin: number of the worker's last turn; 0: none
 	turns []uint64
 	turn  uint64 // number of the latest turn
@@ -204,6 +206,7 @@ type booking struct {
 	atOnce        bool          // when it was made, no other prefill waited and the worker had room for its blocks
 	blockSize     int           // tokens
 	prefillTokens int           // 0 once completed
+	fetched       int           // tokens whose blocks a decode worker fetches from here
 	// the runs that its chains end with: it holds these and all runs before them
 	leaves     []uint32
 	ownBlocks  int // blocks of the prompt that no other request shares
@@ -212,7 +215,7 @@ type booking struct {
 	expiring   links // links among the bookings that expire
 	expires    bool
 	number     uint64  // of this book, or of the one that it was copied from
-	from       *Copies // nil: the booking is this book's own
+	copied     *copied // nil: the booking is this book's own
 }
 
 // variant is one distinct Prompt among the candidates. Its chains end with the runs walker.leaves[from:to].
@@ -294,12 +297,12 @@ func (a *ActiveSequences) SelectAndAdd(
 		a.closeWalks()
 	} else {
 		sel, b = a.add(req, candidates, i, cfg, all.unit)
-		sel.Version = a.version
 		if cfg.Mode == RoundRobin {
-			a.takeTurn(sel.Worker)
+			a.turn++
+			a.turns[sel.Worker] = a.turn
 		}
 	}
-	sel.Cost = costs[i]
+	sel.Cost, sel.Version = costs[i], a.version
 	return sel, b, nil
 }
 
@@ -373,7 +376,9 @@ func (a *ActiveSequences) Forget(w kvblock.Worker) {
 			a.end(uint32(i))
 		}
 	}
-	a.forgetTurn(w)
+	if int(w) < len(a.turns) {
+		a.turns[w] = 0
+	}
 	a.learned.forget(w)
 	if int(w) < len(a.prefills) {
 		a.prefills[w] = prefills{}
@@ -530,8 +535,7 @@ func look(req Request, candidates []Candidate) (overview, error) {
 			all.unit = min(all.unit, p.BlockSize)
 		}
 		// A negative number makes the unsigned maximum huge.
-		if max(uint64(c.DeviceBlocks), uint64(c.HostBlocks), uint64(c.DiskBlocks), uint64(c.SharedBlocks)) >
-			maxOverlapBlocks {
+		if uint64(c.DeviceBlocks|c.HostBlocks|c.DiskBlocks|c.SharedBlocks) > maxOverlapBlocks {
 			return all, fmt.Errorf("scoring: candidate %d: overlap of %d device, %d host, %d disk and %d shared "+
 				"blocks, but each must be 0 to %d", i, c.DeviceBlocks, c.HostBlocks, c.DiskBlocks, c.SharedBlocks,
 				maxOverlapBlocks)
@@ -562,6 +566,7 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 	for i := range candidates {
 		p := candidates[i].Prompt
 		switch {
+		case len(a.variants) > 0 && a.variants[len(a.variants)-1].prompt == p: // the usual: walked already
 		case !cfg.TrackActiveBlocks:
 			added[i] = 0
 		case p == nil || p.BlockSize == 0 || p.Chains == nil:
@@ -572,10 +577,10 @@ func (a *ActiveSequences) open(req Request, candidates []Candidate, cfg *Config,
 				added[i] += len(chain)
 			}
 		case a.variantOf(p) == nil:
-			distinct := a.walk(p)
+			distinct, held := a.walk(p), a.walker.held
 			for j := i; j < len(candidates); j++ { // all candidates of this prompt, while walker.held is this prompt's
 				if c := &candidates[j]; c.Prompt == p {
-					added[j] = distinct - int(a.walker.held[c.Worker])
+					added[j] = distinct - int(held[c.Worker])
 				}
 			}
 		}
@@ -671,8 +676,16 @@ func (a *ActiveSequences) terms(t *Terms, cfg *Config, c *Candidate, added int) 
 	t.KVBlocks = c.KVBlocks
 	t.CostMultiplier = c.CostMultiplier
 	if cfg.Policy == Time {
-		t.Time.HeldBlocks = held
-		a.timeTerms(t, c, added)
+		p, x := &a.learned.prices[c.Worker], &t.Time
+		x.HeldBlocks, x.DecodingRequests = held, load.Requests-int(p.prefilling)
+		x.SecondsPerToken, x.StepSeconds, x.GapPerToken = p.or(&a.average)
+		x.SlowerPerToken = float64(p.slowerPerToken)
+		x.ActivePromptBlocks = 0
+		if p.prefilling > 0 {
+			if v := a.variantOf(c.Prompt); v != nil {
+				x.ActivePromptBlocks = v.distinct - added
+			}
+		}
 	}
 }
 
@@ -714,7 +727,8 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	sel, blockSize := a.selection(req, candidates, i, cfg, unit)
 	index, b := a.newBooking()
 	a.numbered++
-	b.id, b.worker, b.since, b.blockSize, b.number = req.ID, c.Worker, a.now, blockSize, a.numbered
+	b.id, b.worker, b.since, b.blockSize, b.number = req.ID, c.Worker, a.now-req.Ago, blockSize, a.numbered
+	b.fetched = 0
 	if req.ID != "" {
 		a.byID[req.ID] = index
 	}
@@ -727,13 +741,14 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	if b.expires = req.Expires && a.Expiry > 0; b.expires {
 		a.expiring.push(a.bookings, index, expiringLinks)
 	}
-	v := a.variantOf(c.Prompt)
-	if v != nil {
+	var chains [][]kvblock.SequenceHash
+	if v := a.variantOf(c.Prompt); v != nil {
+		chains = v.prompt.Chains
 		b.leaves = append(b.leaves[:0], a.walker.leaves[v.from:v.to]...)
 		sel.ActiveBlocks = a.holdChains(b)
 		a.blocks.bytes[byRequest] += 4 * len(b.leaves)
 		if a.MaxBytes > 0 && a.blocks.held() > a.MaxBytes {
-			v = nil
+			chains = nil
 			a.flatten(b, sel.ActiveBlocks)
 		}
 		a.held.Store(int64(a.blocks.held()))
@@ -746,9 +761,7 @@ func (a *ActiveSequences) add(req Request, candidates []Candidate, i int, cfg *C
 	// A prompt without room waits until others end, which says nothing about the worker's speed.
 	b.atOnce = b.atOnce && (c.KVBlocks <= 0 || load.ActiveBlocks <= c.KVBlocks)
 	a.closeWalks()
-	if a.observer != nil {
-		a.tellBooked(b, v)
-	}
+	a.tell(Booked, b, chains)
 	return sel, Booking{a, index, b.generation}
 }
 
@@ -817,7 +830,7 @@ func (a *ActiveSequences) Flattened() uint64 { return a.flattened.Load() }
 
 // origin says whose runs a booking makes.
 func (b *booking) origin() origin {
-	if b.from != nil {
+	if b.copied != nil {
 		return byCopy
 	}
 	return byRequest
@@ -828,17 +841,53 @@ func (b *booking) active() bool { return b.generation%2 == 1 }
 
 // end removes an active booking from the book.
 func (a *ActiveSequences) end(index uint32) {
-	a.completePrefill(index, false)
 	b := &a.bookings[index]
-	if a.observer != nil {
-		a.tell(Freed, b)
-	}
-	if b.from != nil {
-		a.endCopy(index)
+	a.tell(Freed, b, nil)
+	a.drop(index)
+	if b.copied != nil {
+		a.endCopy(b)
 	}
 	if b.expires {
 		a.expiring.remove(a.bookings, index, expiringLinks)
 	}
+	if b.id != "" {
+		delete(a.byID, b.id)
+	}
+	a.held.Store(int64(a.blocks.held()))
+	*b = booking{generation: b.generation + 1, leaves: b.leaves}
+	a.free = append(a.free, index)
+	a.blocks.shrink()
+}
+
+// carry adds to the load of a booking's worker what the booking is to hold, which is that of a Booked.
+func (a *ActiveSequences) carry(index uint32, holds *Change) {
+	b := &a.bookings[index]
+	load := &a.loads[b.worker]
+	load.Requests++
+	if holds.PrefillTokens > 0 {
+		a.beginPrefill(index, holds.PrefillTokens)
+	}
+	a.walker.made, a.blocks.origin = a.walker.made[:0], b.origin()
+	for _, chain := range holds.Chains {
+		var leaf uint32
+		leaf, a.walker.made = a.blocks.descend(chain, uint32(b.blockSize), a.walker.made)
+		if leaf != 0 {
+			b.leaves = append(b.leaves, leaf)
+		}
+	}
+	a.holdChains(b)
+	a.closeWalks()
+	a.blocks.bytes[b.origin()] += 4 * len(b.leaves)
+	a.blocks.origin = byRequest
+	b.ownBlocks = holds.Blocks
+	load.ActiveBlocks += b.ownBlocks
+	load.ActiveTokens += b.ownBlocks * b.blockSize
+}
+
+// drop takes off its worker's load what a booking holds.
+func (a *ActiveSequences) drop(index uint32) {
+	a.completePrefill(index, false)
+	b := &a.bookings[index]
 	load := &a.loads[b.worker]
 	load.Requests--
 	load.ActiveBlocks -= b.ownBlocks
@@ -848,14 +897,7 @@ func (a *ActiveSequences) end(index uint32) {
 	if load.Requests == 0 {
 		a.dropAdjustment(b.worker)
 	}
-	if b.id != "" {
-		delete(a.byID, b.id)
-	}
 	a.dropLeaves(b)
-	a.held.Store(int64(a.blocks.held()))
-	*b = booking{generation: b.generation + 1, leaves: b.leaves}
-	a.free = append(a.free, index)
-	a.blocks.shrink()
 }
 
 // releaseChains takes the chains of a booking off its worker.

@@ -19,7 +19,7 @@ func TestChooseLeast(t *testing.T) {
 		{[]float64{math.MaxFloat64, -math.MaxFloat64}, 1},
 		{[]float64{0.25, 0}, 1},
 	} {
-		if got, err := Choose(test.costs, 0, nil); err != nil || got != test.want {
+		if got, err := new(Config).choose(test.costs, nil); err != nil || got != test.want {
 			t.Errorf("%v: chose %d, %v; want %d", test.costs, got, err, test.want)
 		}
 	}
@@ -28,7 +28,7 @@ func TestChooseLeast(t *testing.T) {
 func TestChooseNothing(t *testing.T) {
 	for _, costs := range [][]float64{nil, {}, {math.NaN()}, {math.Inf(1), math.Inf(-1), math.NaN()}} {
 		for _, temperature := range []float64{0, 1} {
-			if _, err := Choose(costs, temperature, nil); !errors.Is(err, ErrNoFiniteCost) {
+			if _, err := (&Config{Temperature: temperature}).choose(costs, nil); !errors.Is(err, ErrNoFiniteCost) {
 				t.Errorf("%v at %v: error %v, want ErrNoFiniteCost", costs, temperature, err)
 			}
 		}
@@ -40,8 +40,8 @@ func TestChooseIsDeterministic(t *testing.T) {
 	for _, temperature := range []float64{0, 0.7} {
 		a, b := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(1, 2))
 		for range 100 {
-			i, _ := Choose(costs, temperature, a)
-			if j, _ := Choose(costs, temperature, b); i != j {
+			i, _ := (&Config{Temperature: temperature}).choose(costs, a)
+			if j, _ := (&Config{Temperature: temperature}).choose(costs, b); i != j {
 				t.Fatalf("temperature %v: the same source gives %d and %d", temperature, i, j)
 			}
 		}
@@ -99,7 +99,7 @@ func TestChooseFrequencies(t *testing.T) {
 			rng := rand.New(rand.NewPCG(42, 43))
 			counts := make([]float64, len(test.costs))
 			for range draws {
-				i, err := Choose(test.costs, test.temperature, rng)
+				i, err := (&Config{Temperature: test.temperature}).choose(test.costs, rng)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -133,7 +133,7 @@ func FuzzChoose(f *testing.F) {
 			return
 		}
 		costs := []float64{a, b, c}
-		i, err := Choose(costs, temperature, rand.New(rand.NewPCG(1, 1)))
+		i, err := (&Config{Temperature: temperature}).choose(costs, rand.New(rand.NewPCG(1, 1)))
 		finite := 0
 		for _, cost := range costs {
 			if !math.IsNaN(cost) && !math.IsInf(cost, 0) {

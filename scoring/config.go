@@ -35,10 +35,6 @@ type Config struct {
 	// DecodeActiveRequestWeight is added to a worker's cost for each request active on it, in blocks. Default 0.
 	DecodeActiveRequestWeight float64
 
-	// OverlapScoreWeight is the deprecated single weight of earlier Dynamo versions; nil: not given. It has an effect
-	// by ApplyOverlapScoreWeight only.
-	OverlapScoreWeight *float64
-
 	// HostCacheHitWeight is the worth of a block that continues the device's prefix in the worker's host memory.
 	// Default 0.75.
 	HostCacheHitWeight float64

@@ -17,6 +17,10 @@ const (
 	safeGapPerToken     = 1e-8
 	safeOutputTokens    = 100
 
+	// pairShare is the share of a decode worker's cost for a whole prompt that a prefill and a decode worker may cost
+	// at most. Their price lacks the step in which the decode worker takes up the response, and measured times err.
+	pairShare = 0.8
+
 	// enough is how many samples are needed before a learned number is used.
 	enough = 5
 	// keep is the weight that earlier samples keep with each further one.

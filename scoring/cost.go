@@ -45,61 +45,70 @@ type Terms struct {
 //	         DecodeActiveRequestWeight*active requests
 //
 // The raw prefill blocks are the request's whole prompt and the worker's waiting prefill, so the overlap is credited
-// once. A BlockSize below 1 gives a cost that is not finite, which [Choose] never picks.
+// once. A BlockSize below 1 gives a cost that is not finite, which is never chosen.
 //
 // The conversions of products prevent fused multiply-add, which rounds once where Dynamo rounds twice.
 //
 // Source: dynamo-kv-router 1.6.1, scheduling; the default policy's scorer.
 func (c *Config) Cost(t *Terms) float64 {
-	if c.Policy == Time {
-		return c.timeCost(t)
-	}
-	blockSize := float64(t.BlockSize)
-	isl := float64(t.ISLTokens)
-	credit, cachedBlocks := c.Credit(t), c.cachedBlocks(t)
-
-	decode, requests := 0.0, 0.0
-	if !t.LoadUnknown {
-		decode, requests = t.DecodeBlocks, float64(c.DecodeActiveRequestWeight*float64(t.ActiveRequests))
-	}
-
-	var blocks float64
-	if c.DecodeRole && !c.TrackPrefillTokens && c.OverlapScoreCredit > 0 {
-		blocks = max(decode-credit, 0)
-	} else {
-		var rawTokens float64
-		if c.TrackPrefillTokens {
-			rawTokens = isl
-			if !t.LoadUnknown {
-				// Dynamo adds max(isl-cached, 0) + cached. That is more than isl only if the index has more blocks than
-				// the prompt; rounding cannot lift cached above the whole number isl.
-				if cached := cachedBlocks * blockSize; cached > isl {
-					rawTokens = math.Round(cached)
-				}
-				rawTokens += float64(t.PrefillTokens)
-			}
-		}
-		blocks = float64(c.PrefillLoadScale*max(rawTokens/blockSize-credit, 0)) + decode
-	}
-	if t.UnitTokens != 0 && t.UnitTokens != t.BlockSize {
-		blocks = float64(blocks * (blockSize / float64(t.UnitTokens)))
-	}
-	cost := blocks + requests
+	cost := c.cost(t, nil)
 	if t.CostMultiplier != 0 {
 		cost *= t.CostMultiplier
 	}
 	return cost
 }
 
+// cost is Cost without the multiplier. Unless parts is nil, it sets these to the terms.
+func (c *Config) cost(t *Terms, parts *[]Part) float64 {
+	if c.Policy == Time {
+		return c.timeCost(t, parts)
+	}
+	blockSize, credit := float64(t.BlockSize), c.Credit(t)
+	var decode, requests, prompt, waiting float64 // the latter two in tokens
+	if !t.LoadUnknown {
+		decode, requests = t.DecodeBlocks, float64(c.DecodeActiveRequestWeight*float64(t.ActiveRequests))
+	}
+	if c.TrackPrefillTokens {
+		prompt = float64(t.ISLTokens)
+		if !t.LoadUnknown {
+			// Dynamo adds max(isl-cached, 0) + cached. That is more than isl only if the index has more blocks than the
+			// prompt; rounding cannot lift cached above the whole number isl.
+			if cached := c.cachedBlocks(t) * blockSize; cached > prompt {
+				prompt = math.Round(cached)
+			}
+			waiting = float64(t.PrefillTokens)
+		}
+	}
+	scale, raw := c.PrefillLoadScale, (prompt+waiting)/blockSize
+	credit = min(credit, raw)
+	blocks := float64(scale*(raw-credit)) + decode
+	if c.DecodeRole && !c.TrackPrefillTokens && c.OverlapScoreCredit > 0 {
+		scale, credit = 1, min(c.Credit(t), decode)
+		blocks = decode - credit
+	}
+	unit := 1.0
+	if t.UnitTokens != 0 && t.UnitTokens != t.BlockSize {
+		unit = blockSize / float64(t.UnitTokens)
+		blocks = float64(blocks * unit)
+	}
+	if parts != nil {
+		scale *= unit
+		*parts = []Part{{PartPrompt, scale * prompt / blockSize}, {PartCached, -scale * credit},
+			{PartWaiting, scale * waiting / blockSize}, {PartHeld, unit * decode}, {PartRequests, requests}}
+	}
+	return blocks + requests
+}
+
 // Credit returns what Cost takes off the blocks to prefill for cached blocks, in blocks of the worker.
 func (c *Config) Credit(t *Terms) float64 {
-	device := c.OverlapScoreCredit * float64(t.DeviceBlocks)
-	if c.OverlapScoreCreditDecay != 0 {
-		device = float64(c.OverlapScoreCredit*c.creditDecay(t)) * float64(t.DeviceBlocks)
+	if c.OverlapScoreCreditDecay == 0 && t.HostBlocks|t.DiskBlocks|t.SharedBlocks == 0 { // the usual, inlined
+		return c.OverlapScoreCredit * float64(t.DeviceBlocks)
 	}
-	if t.HostBlocks|t.DiskBlocks|t.SharedBlocks == 0 {
-		return device
-	}
+	return c.creditOfTiers(t)
+}
+
+func (c *Config) creditOfTiers(t *Terms) float64 {
+	device := float64(c.OverlapScoreCredit*c.creditDecay(t)) * float64(t.DeviceBlocks)
 	return float64(device) + float64(c.HostCacheHitWeight*float64(t.HostBlocks)) +
 		float64(c.DiskCacheHitWeight*float64(t.DiskBlocks)) + float64(c.SharedCacheMultiplier*float64(t.SharedBlocks))
 }

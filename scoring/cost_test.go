@@ -110,7 +110,7 @@ func TestCostPublishedCases(t *testing.T) {
 					t.Errorf("worker %d: decay %v, want %v", w+1, got, decay)
 				}
 			}
-			if i, err := Choose(costs, 0, nil); err != nil || i+1 != test.chosen {
+			if i, err := new(Config).choose(costs, nil); err != nil || i+1 != test.chosen {
 				t.Errorf("worker %d is chosen, %v; want %d", i+1, err, test.chosen)
 			}
 		})
@@ -132,7 +132,7 @@ func TestCostWorkedExample(t *testing.T) {
 			t.Errorf("worker %d: cost %v, want %v", i+1, costs[i], want)
 		}
 	}
-	if i, err := Choose(costs, 0, nil); err != nil || i != 1 {
+	if i, err := new(Config).choose(costs, nil); err != nil || i != 1 {
 		t.Errorf("chose %d, %v; want the second worker", i, err)
 	}
 }

@@ -66,8 +66,6 @@ func (c *Config) addWeights(fs *pflag.FlagSet) {
 		"value of a cached block on disk or in external storage")
 	fs.Float64Var(&c.PrefillLoadScale, "router-prefill-load-scale", c.PrefillLoadScale,
 		"weight of blocks to prefill relative to blocks held for decoding; higher favours time to first token")
-	flags.Float(fs, &c.OverlapScoreWeight, "router-kv-overlap-score-weight",
-		"deprecated name of earlier Dynamo versions: sets --router-prefill-load-scale, and 0 also sets the credit to 0")
 	fs.Float64Var(&c.DecodeActiveRequestWeight, "router-decode-active-request-weight", c.DecodeActiveRequestWeight,
 		"cost of each request active on a worker, in blocks")
 	fs.Float64Var(&c.Temperature, "router-temperature", c.Temperature,
@@ -84,7 +82,6 @@ func (c *Config) addWeights(fs *pflag.FlagSet) {
 		"router-host-cache-hit-weight", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
 		"router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
 		"router-prefill-load-scale", "DYN_ROUTER_PREFILL_LOAD_SCALE",
-		"router-kv-overlap-score-weight", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
 		"router-decode-active-request-weight", "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
 		"router-temperature", "DYN_ROUTER_TEMPERATURE",
 		"router-track-active-blocks", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
@@ -92,17 +89,10 @@ func (c *Config) addWeights(fs *pflag.FlagSet) {
 		"router-assume-kv-reuse", "DYN_ROUTER_ASSUME_KV_REUSE")
 }
 
-// ApplyOverlapScoreWeight applies the deprecated weight, if it was given.
-func (c *Config) ApplyOverlapScoreWeight() {
-	if c.OverlapScoreWeight != nil {
-		c.SetOverlapScoreWeight(*c.OverlapScoreWeight)
-	}
-}
-
 // DynamoWeights are the flags of weights that only the policy Dynamo reads.
 var DynamoWeights = []string{
-	"router-kv-overlap-score-weight", "router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay",
-	"router-prefill-load-scale", "router-decode-active-request-weight",
+	"router-kv-overlap-score-credit", "router-kv-overlap-score-credit-decay", "router-prefill-load-scale",
+	"router-decode-active-request-weight",
 }
 
 // ValidateFlags returns what Validate does, and an error if the policy Time is beside a setting that it does not read.
@@ -130,15 +120,11 @@ func (c *Config) ValidateFlags(fs *pflag.FlagSet) error {
 
 // Validate reports the first weight that is negative, infinite or NaN, and an unknown mode.
 func (c *Config) Validate() error {
-	d, older := DefaultConfig(), 0.0
-	if c.OverlapScoreWeight != nil {
-		older = *c.OverlapScoreWeight
-	}
+	d := DefaultConfig()
 	for _, w := range []struct {
 		flag          string
 		value, normal float64
 	}{
-		{"router-kv-overlap-score-weight", older, 1},
 		{"router-kv-overlap-score-credit", c.OverlapScoreCredit, d.OverlapScoreCredit},
 		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay, d.OverlapScoreCreditDecay},
 		{"router-prefill-load-scale", c.PrefillLoadScale, d.PrefillLoadScale},

@@ -2,7 +2,6 @@ package scoring
 
 import (
 	"math"
-	"time"
 
 	"kvepp/kvblock"
 )
@@ -44,6 +43,13 @@ func (l *line) sum(x, y, weight float64) {
 	l.x, l.y, l.xx, l.xy = l.x+weight*x, l.y+weight*y, l.xx+weight*x*x, l.xy+weight*x*y
 }
 
+// plus adds the samples of o.
+func (l *line) plus(o *line) {
+	l.samples = min(l.samples+o.samples, enough)
+	l.weight += o.weight
+	l.x, l.y, l.xx, l.xy = l.x+o.x, l.y+o.y, l.xx+o.xx, l.xy+o.xy
+}
+
 // fade is scale for good: less than one sample is none.
 func (l *line) fade(part float64) {
 	if l.scale(part); l.weight < 1 {
@@ -67,22 +73,18 @@ type pace struct {
 	life    mean // seconds from the first token to the end
 	noise   mean // the mean absolute error of the prices of prefills, in seconds
 
-	// How many samples came, how many Lessons has told, and fleet.prefills when the latest one
-	// of a prefill came, also to other origins.
-	samples, told, latest uint64
+	latest uint64 // fleet.prefills when the latest sample of a prefill came
 }
 
-// learned is what the book has learned about workers, from its own requests except for peers.
+// learned is what the book has learned about workers, from its own requests and those of other replicas.
 type learned struct {
-	workers        []pace   // indexed by worker
-	prices         []prices // indexed by worker: what a choice reads, in little memory
-	fleets         []*fleet // indexed by worker
-	byModel        map[string]*fleet
-	rest           fleet         // of workers whose model is not known
-	peers          *peerLessons  // nil: none
-	looked, taught time.Duration // see Lessons
-	known          []pace        // scratch memory of revise
-	ratios         []float64     // the same
+	workers []pace   // indexed by worker
+	prices  []prices // indexed by worker: what a choice reads, in little memory
+	fleets  []*fleet // indexed by worker
+	byModel map[string]*fleet
+	rest    fleet     // of workers whose model is not known
+	known   []pace    // scratch memory of revise
+	ratios  []float64 // the same
 }
 
 // prices are a worker's learned times, and its load beside Load, as a choice reads them.
@@ -109,7 +111,6 @@ func (l *learned) forget(w kvblock.Worker) {
 		l.workers[w] = pace{}
 		p := &l.prices[w]
 		p.secondsPerToken, p.stepSeconds, p.gapPerToken, p.slowerPerToken = 0, 0, 0, 0
-		l.forgetPeers(w)
 		l.join(w, "")
 	}
 }
@@ -126,23 +127,42 @@ func (p *prices) or(average *prices) (perToken, perStep, gapPerToken float64) {
 	return perToken, perStep, gapPerToken
 }
 
-// firstToken learns from a request that found no prefill waiting on its worker, and room for its blocks.
-func (l *learned) firstToken(w kvblock.Worker, tokens int, took time.Duration) {
-	s := took.Seconds()
-	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
-		return
+// learn learns from a sample of this book, and tells the observer of it.
+func (a *ActiveSequences) learn(sample Change) {
+	if a.learned.take(&sample) && a.observer != nil {
+		a.change = sample
+		a.observer(&a.change)
+	}
+}
+
+// take learns from a PrefillTimed or a ResponseTimed. false: its numbers are those of an error.
+func (l *learned) take(sample *Change) bool {
+	w, tokens, took := sample.Worker, float64(sample.Tokens), sample.Took.Seconds()
+	if !(took > 0) || took > maxSampleSeconds || tokens < 1 || tokens > maxSampleTokens {
+		return false
 	}
 	p, f := &l.workers[w], l.fleets[w]
-	f.prefills++
-	if f.usual.prefill.slope > 0 {
-		average := f.common()
-		perToken, perStep, _ := l.prices[w].or(&average)
-		p.noise.add(math.Abs(s - perStep - perToken*float64(tokens)))
+	if sample.Kind == PrefillTimed {
+		f.prefills++
+		if f.usual.prefill.slope > 0 {
+			average := f.common()
+			perToken, perStep, _ := l.prices[w].or(&average)
+			p.noise.add(math.Abs(took - perStep - perToken*tokens))
+		}
+		l.forgetUnused(w)
+		p.prefill.add(tokens, took)
+	} else {
+		if (tokens-1)*leastSampleGap > took || sample.Held < 0 || sample.Held > MaxISLTokens {
+			return false
+		}
+		p.output.add(tokens)
+		p.life.add(took)
+		if tokens > 1 && sample.Held > 0 {
+			p.gap.add(float64(sample.Held), took/(tokens-1))
+		}
 	}
-	l.forgetUnused(w)
-	p.prefill.add(float64(tokens), s)
-	p.samples++
 	l.refit(w)
+	return true
 }
 
 // kept returns the weight that the samples of a worker's prefills have kept since the latest one.
@@ -154,32 +174,13 @@ func (l *learned) kept(w kvblock.Worker) float64 {
 	return math.Pow(keepUnused, float64(f.prefills-l.workers[w].latest)/float64(len(f.workers)))
 }
 
-// forgetUnused lessens the earlier samples of a worker that has a new one, here or at another origin, after a time in
-// which it had none.
+// forgetUnused lessens the earlier samples of a worker that has a new one after a time in which it had none.
 func (l *learned) forgetUnused(w kvblock.Worker) {
 	p := &l.workers[w]
 	if kept := l.kept(w); kept < 0.9 {
 		p.prefill.fade(kept)
-		p.told = 0 // other origins have the earlier sums
 	}
 	p.latest = l.fleets[w].prefills
-}
-
-// learnOutput learns from a complete response. held is how many tokens the worker holds at its end; 0: no gap is
-// learned.
-func (l *learned) learnOutput(w kvblock.Worker, tokens int, took time.Duration, held int) {
-	s := took.Seconds()
-	if !(s > 0) || s > maxSampleSeconds || tokens < 1 || float64(tokens-1)*leastSampleGap > s {
-		return
-	}
-	p := &l.workers[w]
-	p.output.add(float64(tokens))
-	p.life.add(s)
-	if tokens > 1 && held > 0 {
-		p.gap.add(float64(held), s/float64(tokens-1))
-	}
-	p.samples++
-	l.refit(w)
 }
 
 // LearnOutput notes that a streamed response is complete, and its number of tokens. Call it before Free. The policy
@@ -194,7 +195,8 @@ func (b Booking) LearnOutput(tokens int) {
 		if a.learned.prices[booked.worker].prefilling > 0 {
 			held = 0 // prefill lengthens the gaps too
 		}
-		a.learned.learnOutput(booked.worker, tokens, a.clock()-booked.first, held)
+		a.learn(Change{Kind: ResponseTimed, Number: booked.number, Worker: booked.worker, Tokens: tokens, Held: held,
+			Took: a.clock() - booked.first})
 	})
 }
 
@@ -203,6 +205,8 @@ type Pace struct {
 	SecondsPerToken float64 // of prefill
 	StepSeconds     float64 // of a prefill step, beside the time for its tokens
 	GapPerToken     float64 // seconds by which each held token lengthens the time between two tokens
+	Learned         bool    // SecondsPerToken and StepSeconds are
+	Noise           float64 // the mean absolute error of the times of prefills, in seconds
 }
 
 // Pace returns the pace of a worker.
@@ -212,8 +216,9 @@ func (a *ActiveSequences) Pace(w kvblock.Worker) Pace {
 	if int(w) >= len(a.learned.workers) {
 		return Pace{SecondsPerToken: safeSecondsPerToken, GapPerToken: safeGapPerToken}
 	}
+	usual := &a.learned.fleets[w].usual
 	average := a.learned.fleets[w].common()
 	p := &a.learned.prices[w]
 	perToken, perStep, gapPerToken := p.or(&average)
-	return Pace{perToken, perStep, gapPerToken}
+	return Pace{perToken, perStep, gapPerToken, usual.prefill.slope > 0, usual.noise.value}
 }

@@ -16,6 +16,7 @@ type fleet struct {
 	samples, prefills uint64 // of all workers; of these, samples of prefills
 	unread            uint64 // samples since the latest revise
 	usual             pace   // sums over the workers that are not far off
+	transfer          transfer
 }
 
 // fleetOf returns the fleet of a model. It is empty if no request for the model was booked.
@@ -76,9 +77,6 @@ func (l *learned) revise(f *fleet) {
 	f.unread, l.known = 0, l.known[:0]
 	for _, w := range f.workers {
 		p := l.workers[w]
-		if l.peers != nil {
-			p.plus(l.peers.of(w))
-		}
 		// An engine without requests loses its voice, so that the average becomes that of those that compute.
 		p.prefill.scale(min(1, mostVoice/p.prefill.weight) * l.kept(w))
 		if p.prefill.weight > 0 || p.output.samples > 0 {
@@ -155,11 +153,11 @@ func (l *learned) refit(w kvblock.Worker) {
 
 // priceGap sets what held tokens cost on a worker.
 func (l *learned) priceGap(w kvblock.Worker) {
-	usual, peers, own := &l.fleets[w].usual.gap, l.peers.of(w), &l.workers[w].gap
+	usual, own := &l.fleets[w].usual.gap, &l.workers[w].gap
 	l.prices[w].gapPerToken = 0
-	if own.samples+peers.gap.samples >= enough {
+	if own.samples >= enough {
 		held, _ := usual.means()
-		own.fitLike(usual, &peers.gap, held, 1, 0)
+		own.fitLike(usual, held, 1, 0)
 		l.prices[w].gapPerToken = max(own.slope, safeGapPerToken)
 	}
 }
@@ -168,17 +166,17 @@ func (l *learned) priceGap(w kvblock.Worker) {
 // usual number of tokens, or if noise may be all that they differ by. On a slower one responses are taken to be slower
 // by the same factor, up to farOff.
 func (l *learned) pricePrefill(w kvblock.Worker) {
-	usual, peers, own, p := &l.fleets[w].usual, l.peers.of(w), &l.workers[w].prefill, &l.prices[w]
+	usual, own, p := &l.fleets[w].usual, &l.workers[w].prefill, &l.prices[w]
 	p.secondsPerToken, p.stepSeconds, p.slowerPerToken = 0, 0, 0
-	if own.samples+peers.prefill.samples < enough {
+	if own.samples < enough {
 		return
 	}
 	tokens, _ := usual.prefill.means()
 	kept := l.kept(w)
-	own.fitLike(&usual.prefill, &peers.prefill, tokens, kept, leastSlope)
+	own.fitLike(&usual.prefill, tokens, kept, leastSlope)
 	took, average := own.at(tokens), usual.prefill.at(tokens)
 	// The standard deviation of normal errors is 1.25 times their mean absolute value.
-	standardError := 1.25 * usual.noise.value / math.Sqrt(max(kept*(own.weight+peers.prefill.weight), 1))
+	standardError := 1.25 * usual.noise.value / math.Sqrt(max(kept*own.weight, 1))
 	if math.Abs(took-average) < max(alikeShare*min(took, average), alikeErrors*standardError) {
 		return
 	}
@@ -212,8 +210,8 @@ func (l *line) fit(least float64) {
 // prompts may give any slope. So the average worker's line, as many times slower as the worker is, counts as two more
 // samples of little weight: at 0 and at twice the usual size. That factor, in turn, has one more sample of 1. kept is
 // the weight that the worker's samples have kept.
-func (l *line) fitLike(average, others *line, usual, kept, least float64) {
-	all := l.with(others)
+func (l *line) fitLike(average *line, usual, kept, least float64) {
+	all := *l
 	if expected := average.constant*all.weight + average.slope*all.x; expected > 0 {
 		slower := (kept*all.weight*all.y/expected + 1) / (kept*all.weight + 1)
 		all.scale(kept)

@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-
-	"kvepp/kvblock"
 )
 
 // Mode is how a worker is chosen among the candidates. In every mode the request is booked in the same step.
@@ -42,13 +40,14 @@ var modeNames = [...]string{
 func ModeNames() []string { return slices.Clone(modeNames[:]) }
 
 // ParseMode returns the mode with a name.
-func ParseMode(name string) (Mode, error) {
-	for m, n := range modeNames {
-		if n == name {
-			return Mode(m), nil
-		}
+func ParseMode(name string) (Mode, error) { return parse[Mode](modeNames[:], name) }
+
+// parse returns the place of a name among others.
+func parse[T ~uint8](names []string, name string) (T, error) {
+	if i := slices.Index(names, name); i >= 0 {
+		return T(i), nil
 	}
-	return 0, fmt.Errorf("%q: must be one of %s", name, strings.Join(modeNames[:], ", "))
+	return 0, fmt.Errorf("%q: must be one of %s", name, strings.Join(names, ", "))
 }
 
 // String returns the mode's name.
@@ -89,11 +88,6 @@ func (a *ActiveSequences) longestAgo(candidates []Candidate) int {
 		}
 	}
 	return chosen
-}
-
-func (a *ActiveSequences) takeTurn(w kvblock.Worker) {
-	a.turn++
-	a.turns[w] = a.turn
 }
 
 // requests returns how many requests count as active on a worker.
@@ -172,11 +166,4 @@ func (a *ActiveSequences) leastLoadedOfDevice(candidates []Candidate, ratio int,
 		on = cpu
 	}
 	return a.leastLoaded(candidates, on, rng)
-}
-
-// forgetTurn clears a worker's turn before its number is reused.
-func (a *ActiveSequences) forgetTurn(w kvblock.Worker) {
-	if int(w) < len(a.turns) {
-		a.turns[w] = 0
-	}
 }

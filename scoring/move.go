@@ -1,6 +1,10 @@
 package scoring
 
-import "kvepp/kvblock"
+import (
+	"cmp"
+
+	"kvepp/kvblock"
+)
 
 // MoveTo moves the booking, with its present state, to the worker that answers the request. blockSize is that worker's,
 // in tokens; 0: not known. If the prompt was cut in that size, its blocks are shared with the worker's other requests,
@@ -19,68 +23,35 @@ func (a *ActiveSequences) move(index uint32, to kvblock.Worker, blockSize int) {
 	a.version++
 	a.now = a.clock()
 	b := &a.bookings[index]
-	copied := b.from != nil
-	if copied {
-		a.uncount(index)
-	}
-	before := a.loads[to]
-	waiting, generated := b.prefillTokens, b.output.blocks
-	a.completePrefill(index, false)
-	a.endOutput(b)
-	b.output = output{}
-
-	from, here := &a.loads[b.worker], &a.loads[to]
-	own := b.ownBlocks * b.blockSize // tokens
-	from.Requests--
-	here.Requests++
-	from.ActiveBlocks -= b.ownBlocks
-	from.ActiveTokens -= own
-	// Hold before release, so that blocks that no other request holds stay in the set.
-	same := blockSize == b.blockSize
-	a.blocks.pass()
-	for _, leaf := range b.leaves {
-		for id := leaf; id != 0 && a.blocks.meet(id); id = a.blocks.runs[id].parent {
-			r := &a.blocks.runs[id]
-			tokens := len(r.hashes) * int(r.tokens)
-			if !same {
-				own += tokens
-			} else if a.blocks.hold(id, to) {
-				here.ActiveBlocks += len(r.hashes)
-				here.ActiveTokens += tokens
-			}
+	a.tell(Freed, b, nil)
+	var m chainMemory
+	holds, generated := b.change(Booked, m.chainsOf(a, b)), b.output.blocks
+	if blockSize != b.blockSize {
+		holds.Blocks, holds.Chains = b.ownBlocks+a.blocks.distinct(b.leaves), nil
+		if blockSize > 0 {
+			holds.Blocks = holds.Blocks * b.blockSize / blockSize
 		}
 	}
-	a.releaseChains(b)
-	if from.Requests == 0 {
-		a.dropAdjustment(b.worker)
-	}
-	if !same {
-		a.dropLeaves(b)
-	}
-	if blockSize > 0 {
-		b.blockSize = blockSize
-	}
-	b.ownBlocks = own / b.blockSize
-	here.ActiveBlocks += b.ownBlocks
-	here.ActiveTokens += b.ownBlocks * b.blockSize
-	b.worker = to
-	if copied {
-		a.count(index, here.ActiveBlocks-before.ActiveBlocks, here.ActiveTokens-before.ActiveTokens)
-	} else if a.observer != nil {
-		a.change = Change{Kind: Moved, Number: b.number, Worker: to, BlockSize: blockSize}
-		a.observer(&a.change)
-	}
+	a.drop(index)
+	b.output, b.worker, b.blockSize = output{}, to, cmp.Or(blockSize, b.blockSize)
 	if !b.expires { // those that expire are listed in the order in which they were made
 		b.since = a.now // time spent elsewhere must not count for this worker's speed
 	}
-	if waiting > 0 {
-		a.beginPrefill(index, waiting)
-		if copied {
-			a.copied[to].prefill(waiting, 1)
-		}
-	}
+	a.carry(index, &holds)
 	if generated > 0 {
 		b.output = output{blocks: generated, weight: float64(generated)}
 		a.adjust(to, float64(generated), b.blockSize)
 	}
+	a.tell(Booked, b, holds.Chains)
+}
+
+// distinct returns how many blocks the chains that end with some leaves have.
+func (b *activeBlocks) distinct(leaves []uint32) (blocks int) {
+	b.pass()
+	for _, id := range leaves {
+		for ; id != 0 && b.meet(id); id = b.runs[id].parent {
+			blocks += len(b.runs[id].hashes)
+		}
+	}
+	return blocks
 }

@@ -16,25 +16,31 @@ type ChangeKind uint8
 
 // The kinds.
 const (
-	Booked          ChangeKind = iota + 1 // it was made, or a snapshot says that it exists
+	Booked          ChangeKind = iota + 1 // it was made, moved here, or a snapshot says that it exists
 	PrefillDone                           // its first content came: MarkPrefillCompleted
 	PrefillReleased                       // its prefill ended at an unknown time: ReleasePrefill
-	Freed                                 // it ended, by Free, Forget or Expiry
-	Moved                                 // it moved to another worker: MoveTo
+	Freed                                 // it ended, by Free, Forget or Expiry, or moved to another worker
+	PrefillTimed                          // its prefill took some time, without waiting for others
+	ResponseTimed                         // its response took some time: LearnOutput
 )
 
-// Change is one change of a booking. Every kind has Kind, Number and Worker, which is the booking's worker after it.
+// Change is one change of a booking, or a time that was measured with it, from which all books learn. Every kind has
+// Kind, Number and Worker, which is the booking's worker after it.
 type Change struct {
 	Kind ChangeKind
 	// Number is the booking's, unique among all bookings that a book ever makes.
 	Number uint64
 	Worker kvblock.Worker
 
-	BlockSize     int                      // Booked: in tokens, at least 1. Moved: as of MoveTo
+	BlockSize     int                      // Booked: in tokens, at least 1
 	PrefillTokens int                      // Booked: tokens to prefill; 0: none, or their prefill has ended
 	Blocks        int                      // Booked: blocks without hashes, which no other request shares
 	Chains        [][]kvblock.SequenceHash // Booked: the blocks with hashes, by prompt
 	Age           time.Duration            // Booked: since the booking was made; 0 outside a snapshot
+
+	Tokens int           // PrefillTimed: computed; ResponseTimed: of the response
+	Held   int           // ResponseTimed: tokens that the worker held at its end; 0: that does not count
+	Took   time.Duration // PrefillTimed: since the booking was made; ResponseTimed: since the first token
 }
 
 // Hashes returns how many hashes the chains have.
@@ -54,23 +60,18 @@ func (a *ActiveSequences) Observe(f func(*Change)) {
 	a.observer = f
 }
 
-// tell tells the observer, which there must be, of a change without further numbers. Copies are not told.
-func (a *ActiveSequences) tell(kind ChangeKind, b *booking) {
-	if b.from == nil {
-		a.change = Change{Kind: kind, Number: b.number, Worker: b.worker}
+// tell tells the observer, if there is one, of a change of an own booking. chains are those that it holds, for Booked.
+func (a *ActiveSequences) tell(kind ChangeKind, b *booking, chains [][]kvblock.SequenceHash) {
+	if a.observer != nil && b.copied == nil {
+		a.change = b.change(kind, chains)
 		a.observer(&a.change)
+		a.change = Change{} // keep no prompt from the garbage collector
 	}
 }
 
-// tellBooked tells the observer, which there must be, of a new booking. v is what it holds; nil: only own blocks.
-func (a *ActiveSequences) tellBooked(b *booking, v *variant) {
-	a.change = Change{Kind: Booked, Number: b.number, Worker: b.worker, BlockSize: b.blockSize,
-		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks}
-	if v != nil {
-		a.change.Chains = v.prompt.Chains
-	}
-	a.observer(&a.change)
-	a.change = Change{} // keep no prompt from the garbage collector
+func (b *booking) change(kind ChangeKind, chains [][]kvblock.SequenceHash) Change {
+	return Change{Kind: kind, Number: b.number, Worker: b.worker, BlockSize: b.blockSize,
+		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks, Chains: chains}
 }
 
 // atOnce bounds the bookings that one hold of the lock copies, applies or frees, so that choices do not wait for it.
@@ -83,17 +84,19 @@ const (
 // Snapshot calls each with own bookings as they are, as Booked, from a place on; the first place is 0. It ends after 32
 // bookings, or when each returns false, and returns the place of the next call; more is false at the end. each runs
 // under the book's lock, as the observer does, and the lock is free between the calls. So a snapshot, and then all
-// changes since its beginning, give the present state: what is there already is ignored.
+// changes since its beginning, give the present state, also if some of them are in it.
 func (a *ActiveSequences) Snapshot(place int, each func(*Change) bool) (next int, more bool) {
 	a.lock()
 	defer a.mu.Unlock()
-	var s snapshotter
+	var m chainMemory
 	for looked, told := 0, 0; place < len(a.bookings); place++ {
 		if looked++; looked > scannedAtOnce || told == atOnce {
 			return place, true
 		}
-		if b := &a.bookings[place]; b.active() && b.from == nil {
-			if told++; !each(s.change(a, b)) {
+		if b := &a.bookings[place]; b.active() && b.copied == nil {
+			told++
+			change := b.change(Booked, m.chainsOf(a, b))
+			if change.Age = a.clock() - b.since; !each(&change) {
 				return place + 1, true
 			}
 		}
@@ -101,29 +104,27 @@ func (a *ActiveSequences) Snapshot(place int, each func(*Change) bool) (next int
 	return place, false
 }
 
-// snapshotter is the scratch memory of a snapshot.
-type snapshotter struct {
-	Change
+// chainMemory is the scratch memory of chainsOf.
+type chainMemory struct {
+	chains [][]kvblock.SequenceHash
 	hashes []kvblock.SequenceHash
 	path   []uint32
 }
 
-// change returns a booking as a Booked.
-func (s *snapshotter) change(a *ActiveSequences, b *booking) *Change {
-	s.Change = Change{Kind: Booked, Number: b.number, Worker: b.worker, BlockSize: b.blockSize,
-		PrefillTokens: b.prefillTokens, Blocks: b.ownBlocks, Chains: s.Chains[:0], Age: a.clock() - b.since}
-	s.hashes = s.hashes[:0]
+// chainsOf returns the chains that a booking holds.
+func (m *chainMemory) chainsOf(a *ActiveSequences, b *booking) [][]kvblock.SequenceHash {
+	m.chains, m.hashes = m.chains[:0], m.hashes[:0]
 	for _, leaf := range b.leaves {
-		s.path = s.path[:0]
+		m.path = m.path[:0]
 		for id := leaf; id != 0; id = a.blocks.runs[id].parent {
-			s.path = append(s.path, id)
+			m.path = append(m.path, id)
 		}
-		from := len(s.hashes)
-		for _, id := range slices.Backward(s.path) {
-			s.hashes = append(s.hashes, a.blocks.runs[id].hashes...)
+		from := len(m.hashes)
+		for _, id := range slices.Backward(m.path) {
+			m.hashes = append(m.hashes, a.blocks.runs[id].hashes...)
 		}
 		// If the memory grew, earlier chains stay in its former place.
-		s.Chains = append(s.Chains, s.hashes[from:len(s.hashes):len(s.hashes)])
+		m.chains = append(m.chains, m.hashes[from:len(m.hashes):len(m.hashes)])
 	}
-	return &s.Change
+	return m.chains
 }

@@ -2,23 +2,15 @@ package scoring
 
 import "time"
 
-// staleAfter is how late copies of other replicas' bookings may be to be priced, and freshBefore when they are priced
-// again.
-const (
-	staleAfter  = 250 * time.Millisecond
-	freshBefore = 200 * time.Millisecond
-)
+// staleAfter is how late copies of other replicas' bookings may be to be priced.
+const staleAfter = 250 * time.Millisecond
 
 // SetPeersStaleness says how late this book knows of other replicas' bookings. Call it a few times a second. If copies
 // are later than 250 ms, their loads are in Load and not in costs.
 func (a *ActiveSequences) SetPeersStaleness(staleness time.Duration) {
 	a.lock()
 	defer a.mu.Unlock()
-	limit := staleAfter
-	if a.stale {
-		limit = freshBefore
-	}
-	a.stale = staleness > limit
+	a.stale = staleness > staleAfter
 }
 
 // PeersStale reports whether copies are too late to be priced.

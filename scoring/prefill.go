@@ -16,6 +16,10 @@ type PrefillModel struct {
 	// TokensPerSecond is every worker's speed. 0: learned for each worker from the times between a booking and its
 	// first content, after enough of them.
 	TokensPerSecond float64
+
+	// TransferSeconds is how long a decode worker takes to fetch a token's blocks from a prefill worker, until that is
+	// learned for the workers of a model.
+	TransferSeconds float64
 }
 
 const (
@@ -98,12 +102,16 @@ func (a *ActiveSequences) beginPrefill(index uint32, tokens int) {
 	b.atOnce = *waits == 0
 	*waits++
 	a.loads[b.worker].PrefillTokens += tokens
+	if b.copied != nil {
+		a.copied[b.worker].PrefillTokens += tokens
+		a.copied[b.worker].prefilling++
+	}
 }
 
 // endPrefill is completePrefill, by PrefillDone or PrefillReleased. It tells the observer.
 func (a *ActiveSequences) endPrefill(index uint32, by ChangeKind) {
-	if b := &a.bookings[index]; a.observer != nil && b.prefillTokens > 0 {
-		a.tell(by, b)
+	if b := &a.bookings[index]; b.prefillTokens > 0 {
+		a.tell(by, b, nil)
 	}
 	a.completePrefill(index, by == PrefillDone)
 }
@@ -120,10 +128,12 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	}
 	p := &a.prefills[b.worker]
 	a.learned.prices[b.worker].prefilling--
-	if b.from != nil {
-		a.copied[b.worker].prefill(-b.prefillTokens, -1)
-	} else if seen && b.atOnce { // the owner of a copy learns from it
-		a.learned.firstToken(b.worker, b.prefillTokens, now-b.since)
+	if b.copied != nil {
+		a.copied[b.worker].PrefillTokens -= b.prefillTokens
+		a.copied[b.worker].prefilling--
+	} else if seen && b.atOnce { // the owner of a copy tells the time
+		a.learn(Change{Kind: PrefillTimed, Number: b.number, Worker: b.worker, Tokens: b.prefillTokens,
+			Took: a.transferred(b, now-b.since)})
 	}
 	if seen {
 		p.timed++

@@ -3,9 +3,7 @@ package scoring
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
-	"strings"
 )
 
 // Policy is how the mode KV prices workers.
@@ -25,14 +23,7 @@ var policyNames = [...]string{"dynamo", "time"}
 func PolicyNames() []string { return slices.Clone(policyNames[:]) }
 
 // ParsePolicy returns the policy with a name.
-func ParsePolicy(name string) (Policy, error) {
-	for p, n := range policyNames {
-		if n == name {
-			return Policy(p), nil
-		}
-	}
-	return 0, fmt.Errorf("%q: must be one of %s", name, strings.Join(policyNames[:], ", "))
-}
+func ParsePolicy(name string) (Policy, error) { return parse[Policy](policyNames[:], name) }
 
 // String returns the policy's name.
 func (p Policy) String() string {
@@ -56,7 +47,8 @@ type TimeTerms struct {
 	LifeSeconds        float64 // mean time from the first token to the end of a response
 }
 
-// timeCost prices a request on one worker by time, in milliseconds; lower is better:
+// timeCost prices a request on one worker by time, in milliseconds, without the multiplier. Unless parts is nil, it
+// sets these to the terms:
 //
 //	new    = prompt tokens - credit for cached blocks; while a prefill waits or runs on the worker, at least for those
 //	         that its active requests hold
@@ -76,17 +68,7 @@ type TimeTerms struct {
 // others, and what the response takes longer on a slower worker. memory is the wait until enough blocks become free, if
 // the worker's number of blocks is known; each request there is expected to need a whole response more, because what
 // is left of a running one is as long as a new one if their lengths are about exponentially distributed.
-func (c *Config) timeCost(t *Terms) float64 {
-	return c.sumTime(t, nil)
-}
-
-// timePartNames are the names of the parts that sumTime returns.
-var timePartNames = [...]string{
-	PartPrompt, PartCached, PartWaiting, PartHeld, PartSteps, PartDelays, PartMemory, PartSlower,
-}
-
-// sumTime is timeCost. Unless parts is nil, it also sets these to the terms, before the multiplier.
-func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
+func (c *Config) timeCost(t *Terms, parts *[]Part) float64 {
 	size, x := float64(t.BlockSize), &t.Time
 	waiting, requests, decoding := float64(t.PrefillTokens), float64(t.ActiveRequests), float64(x.DecodingRequests)
 	held, decodeBlocks := x.HeldBlocks, t.DecodeBlocks
@@ -119,47 +101,21 @@ func (c *Config) sumTime(t *Terms, parts *[len(timePartNames)]float64) float64 {
 	}
 	token := 1000 * x.SecondsPerToken
 	if parts != nil {
-		*parts = [...]float64{token * prompt, token * cached, token * waiting, 1000 * outputs, 1000 * steps,
-			1000 * delays, 1000 * memory, 1000 * slower}
+		*parts = []Part{{PartPrompt, token * prompt}, {PartCached, token * cached}, {PartWaiting, token * waiting},
+			{PartHeld, 1000 * outputs}, {PartSteps, 1000 * steps}, {PartDelays, 1000 * delays},
+			{PartMemory, 1000 * memory}, {PartSlower, 1000 * slower}}
 	}
-	cost := token*(prompt+cached+waiting) + 1000*(outputs+steps+delays+memory+slower)
-	if t.CostMultiplier != 0 {
-		cost *= t.CostMultiplier
-	}
-	return cost
+	return token*(prompt+cached+waiting) + 1000*(outputs+steps+delays+memory+slower)
 }
 
 // crowd returns what a number of delayed responses counts: n^0.75. In proportion to n, they would outweigh the first
 // token that a request waits for where many responses run on each worker.
-func crowd(n float64) float64 { return math.Sqrt(n * math.Sqrt(n)) }
+func crowd(n float64) float64 { return crowds[min(max(int(n), 0), len(crowds)-1)] }
 
-// timeTerms sets the terms of the policy Time for a candidate that common and terms have not set yet.
-// added is how many blocks the request would add there.
-func (a *ActiveSequences) timeTerms(t *Terms, c *Candidate, added int) {
-	load, p, x := &a.loads[c.Worker], &a.learned.prices[c.Worker], &t.Time
-	x.DecodingRequests = load.Requests - int(p.prefilling)
-	x.SecondsPerToken, x.StepSeconds, x.GapPerToken = p.or(&a.average)
-	x.SlowerPerToken = float64(p.slowerPerToken)
-	x.ActivePromptBlocks = 0
-	if v := a.variantOf(c.Prompt); v != nil && p.prefilling > 0 {
-		x.ActivePromptBlocks = v.distinct - added
+// crowds has the results of crowd: two square roots for each candidate took a fifth of a choice.
+var crowds = func() (of [1 << 12]float64) {
+	for n := range of {
+		of[n] = math.Sqrt(float64(n) * math.Sqrt(float64(n)))
 	}
-}
-
-// choose returns the index of the chosen cost, see Choose. With the policy Time the temperature is in milliseconds: a
-// worker that costs that much more than the cheapest one is drawn 1/e times as often.
-func (c *Config) choose(costs []float64, rng *rand.Rand) (int, error) {
-	temperature := c.Temperature
-	if c.Policy == Time && temperature != 0 {
-		least, greatest := math.Inf(1), math.Inf(-1)
-		for _, cost := range costs {
-			if finite(cost) {
-				least, greatest = min(least, cost), max(greatest, cost)
-			}
-		}
-		if greatest > least { // Choose scales to 0..1
-			temperature = max(temperature/(greatest-least), math.SmallestNonzeroFloat64)
-		}
-	}
-	return Choose(costs, temperature, rng)
-}
+	return of
+}()

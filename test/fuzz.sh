@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs each fuzz target of the module for FUZZTIME (default 4s), two at once, each on one processor. A package is built
+# Runs each fuzz target of the module for FUZZTIME (default 2s), two at once, each on one processor. A package is built
 # once for all of its targets.
 set -eu
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ if [ $# -gt 0 ]; then
 	log=$1.$3.log
 	cd "$2"
 	# By default, Go may spend a minute on minimizing each input that reaches new code.
-	if "$1" -test.run '^$' -test.fuzz "^$3\$" -test.fuzztime "${FUZZTIME:-4s}" -test.fuzzminimizetime 1s -test.parallel 1 \
+	if "$1" -test.run '^$' -test.fuzz "^$3\$" -test.fuzztime "${FUZZTIME:-2s}" -test.fuzzminimizetime 1s -test.parallel 1 \
 		-test.fuzzcachedir "$(go env GOCACHE)/fuzz/kvepp/$2" >"$log" 2>&1; then
 		echo "$2 $3: $(tail -n 2 "$log" | head -n 1)"
 		exit

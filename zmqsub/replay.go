@@ -209,10 +209,7 @@ func (s *Subscription) onReplayed(frames [][]byte) (done, again bool) {
 		return false, false
 	}
 	if seq > lastSeq {
-		s.malformed(
-			"replayed message has number %d, want at most 2^62: kvepp ignores the rest of the response",
-			seq,
-		)
+		s.malformed("replayed message has number %d, want at most 2^62: kvepp ignores the rest of the response", seq)
 		return true, false
 	}
 	digest := s.digest(payload)

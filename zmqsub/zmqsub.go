@@ -214,11 +214,7 @@ func (h *Hub) Room(n int) error {
 	}
 	return fmt.Errorf(
 		"zmqsub: %d subscriptions need %d file descriptors, and this process may have enough for %d: raise its limit "+
-			"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)",
-		n,
-		Descriptors(n),
-		max(h.room, 0),
-	)
+			"(ulimit -n, LimitNOFILE= of systemd, the container's nofile limit)", n, Descriptors(n), max(h.room, 0))
 }
 
 // Descriptors returns the number of file descriptors that a process with n subscriptions needs, with those for
@@ -282,11 +278,8 @@ func (h *Hub) Subscribe(config Config, handler Handler) (*Subscription, error) {
 		config.MaxMessageBytes = maxMessageBytes
 	}
 	if config.ReplayTimeout < 0 || config.MaxMessageBytes < 0 {
-		return nil, fmt.Errorf(
-			"zmqsub: replay timeout %v or message limit %d is negative; use 0 for the default",
-			config.ReplayTimeout,
-			config.MaxMessageBytes,
-		)
+		return nil, fmt.Errorf("zmqsub: replay timeout %v or message limit %d is negative; use 0 for the default",
+			config.ReplayTimeout, config.MaxMessageBytes)
 	}
 
 	if config.MaxMessageBytes > maxMessageBytes {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
 	"kvepp/internal/flags"
@@ -25,12 +26,16 @@ import (
 	"kvepp/router"
 	"kvepp/serve/api"
 	"kvepp/serve/check"
+	"kvepp/serve/check/protocol"
 	"kvepp/serve/join"
 	"kvepp/serve/listen"
 	"kvepp/serve/models"
 	"kvepp/serve/secrets"
 	"kvepp/zmqsub"
 )
+
+// gatewayFlag is a URL for kvepp check, and a kind of gateway for kvepp serve.
+const gatewayFlag = "gateway"
 
 // checkOptions are the settings of `kvepp check`.
 type checkOptions struct {
@@ -40,10 +45,14 @@ type checkOptions struct {
 	pickerConfig string
 }
 
-// checkFlags declares the flags of `kvepp check`: those of `kvepp serve`, and its own.
+// checkFlags declares the flags of `kvepp check`: those of `kvepp serve` but for --gateway, and its own.
 func checkFlags(c *checkOptions) *pflag.FlagSet {
-	f := serveFlags(&c.options)
-	f.Init("kvepp check", pflag.ContinueOnError)
+	f := flags.New("kvepp check")
+	serveFlags(&c.options).VisitAll(func(flag *pflag.Flag) {
+		if flag.Name != flags.HelpAll && flag.Name != gatewayFlag {
+			f.AddFlag(flag)
+		}
+	})
 	c.tests.AddFlags(f)
 	f.StringVar(&c.pickerConfig, "config-file", "",
 		"print what each part of this `FILE`, an EndpointPickerConfig of llm-d, means for kvepp, and test nothing. "+
@@ -60,6 +69,9 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		return explainConfig(c.pickerConfig, stdout, stderr)
 	}
 	err := parseWith(&c.options, checkFlags(&c), args, getenv)
+	if slices.Contains(extproc.Gateways, c.tests.Gateway.URL) { // the value for kvepp serve, in a common file
+		c.tests.Gateway.URL = ""
+	}
 	if err == nil {
 		err = c.tests.Validate()
 	}
@@ -71,7 +83,7 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	findings, err := c.checkAll(ctx, stderr)
+	findings, err := c.check(ctx, stderr)
 	if err != nil {
 		fmt.Fprintf(stderr, "kvepp check: %v\n", err)
 		return 2
@@ -83,6 +95,35 @@ func checkWorkers(args []string, stdout, stderr io.Writer, getenv func(string) s
 		return 1
 	}
 	return 0
+}
+
+// check runs the checks that the flags ask for.
+func (c *checkOptions) check(ctx context.Context, stderr io.Writer) ([]check.Finding, error) {
+	if c.tests.Gateway.Protocol {
+		return c.checkProtocol(ctx)
+	}
+	return c.checkAll(ctx, stderr)
+}
+
+// checkProtocol asks a gateway what it does with an endpoint picker.
+func (c *checkOptions) checkProtocol(ctx context.Context) ([]check.Finding, error) {
+	gateway, err := c.gatewayToCheck()
+	if err != nil {
+		return nil, err
+	}
+	cfg := protocol.Config{URL: gateway.URL, HTTP: gateway.HTTP, Key: gateway.Key, Picker: gateway.ExtProc,
+		Wait: c.tests.Wait}
+	if c.transport.Serving {
+		certificates, err := secrets.Follow(ctx, metrics.New(), quiet).Certificates(c.transport)
+		if err != nil {
+			return nil, err
+		}
+		cfg.TLS = certificates.Server()
+	}
+	if cfg.Engines, err = check.Addresses(c.sources.File); err != nil {
+		return nil, err
+	}
+	return protocol.Run(ctx, &cfg)
 }
 
 // checkAll finds the endpoints as `kvepp serve` does, and checks each of their workers.
@@ -147,7 +188,6 @@ func (c *checkOptions) checkAll(ctx context.Context, stderr io.Writer) ([]check.
 		Names:         names,
 		Engine:        c.models.Engine(),
 		WithoutEvents: !c.kvEvents,
-		EngineHashes:  c.feed.EngineHashes,
 		Probe:         c.tests.Probe,
 		Conversations: c.tests.Conversations,
 		Gateway:       c.tests.Gateway,

@@ -53,8 +53,6 @@ func init() {
 		{"uncordon", "send an endpoint requests again", "", clientCommand("uncordon")},
 		{"decisions", "show the latest decisions of a running kvepp, or follow them", "",
 			clientCommand("decisions")},
-		{"top", "show the workers and the latest requests of a running kvepp in the terminal", "",
-			clientCommand("top")},
 		{"explain", "show which worker a running kvepp would choose for a request, and the cost of each", "",
 			clientCommand("explain")},
 		{"ladder", "show where a running kvepp's prompts lose cached tokens, and why", "", clientCommand("ladder")},
@@ -94,7 +92,7 @@ func commandsWith(flag string) (names []string) {
 // toolVariables are the variables of the Makefile, the scripts and the tests. A shell that builds and runs kvepp may
 // have set them.
 var toolVariables = []string{
-	"KVEPP_BENCH_OUT", "KVEPP_BENCH_REPLICAS",
+	"KVEPP_AIGW", "KVEPP_BENCH_OUT", "KVEPP_BENCH_REPLICAS",
 	"KVEPP_CACHE", "KVEPP_CHARTS", "KVEPP_CRDS", "KVEPP_ENGINES", "KVEPP_ENGINE_VERSIONS", "KVEPP_IMAGE_ENVOY",
 	"KVEPP_KIND", "KVEPP_KIND_CONFIG", "KVEPP_KIND_IMAGE", "KVEPP_KUBE", "KVEPP_MANIFEST_TOOLS",
 	"KVEPP_MODELS", "KVEPP_ORACLES", "KVEPP_PARITY", "KVEPP_PORTS_OF_ANOTHER", "KVEPP_RELEASE",

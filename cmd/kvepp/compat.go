@@ -18,9 +18,8 @@ const (
 
 	jetStream = "kvepp does not read KV events from JetStream: it asks the engines for past events at their kvReplay " +
 		"address (docs/endpoints-file.md); leave it out" + seeDynamo
-	conditionalDisagg = "where there are prefill workers kvepp names one for every request, because Dynamo's " +
-		"frontends in direct mode answer 500 to one without; leave it out (an aggregated worker still serves a " +
-		"request alone where that costs less)" + seeDynamo
+	overlapWeight = "write --router-prefill-load-scale in its place; for 0 also --router-kv-overlap-score-credit 0" +
+		seeDynamo
 	trackingKey = "kvepp sends its bookings to no other process, so no key needs to hide them; leave it out" +
 		seeDynamo
 	pluginConfig = "kvepp serve has its own flags; start kvepp without a command, or as /app/epp, to give it the " +
@@ -40,13 +39,12 @@ var absentFlags = map[string]string{
 	"use-remote-indexer":        "kvepp does not query another process's index; leave it out" + seeDynamo,
 	"shared-cache-type": "kvepp does not query a cache that workers share; it knows blocks in host memory, on disk " +
 		"and in external storage where the engine's events name them. Leave it out" + seeDynamo,
-	"router-conditional-disagg":        conditionalDisagg,
-	"router-conditional-disagg-config": conditionalDisagg,
-	"router-tracking-hash":             trackingKey,
-	"router-tracking-key-file":         trackingKey,
-	"router-tracking-key-id":           trackingKey,
+	"router-tracking-hash":           trackingKey,
+	"router-tracking-key-file":       trackingKey,
+	"router-tracking-key-id":         trackingKey,
+	"router-kv-overlap-score-weight": overlapWeight,
 
-	"kv-overlap-score-weight": "write --router-kv-overlap-score-weight",
+	"kv-overlap-score-weight": overlapWeight,
 	"kv-events":               "write --router-kv-events",
 	"track-active-blocks":     "write --router-track-active-blocks",
 	"track-output-blocks":     "write --router-track-output-blocks",
@@ -136,6 +134,8 @@ var (
 		"eject-time":                  "an ejected endpoint waits 1 s for its first trial request",
 		"replica-timeout":             "a replica is dead after 3 s of silence",
 		"record-files":                "--record has at most 4 files",
+		"record-max-bytes":            "the files of --record take at most 1 GiB",
+		"shed-retry-after":            "Retry-After is 1",
 		"router-id":                   "metrics have the id that Dynamo computes from the host's name",
 		"dynamo-component":            "metrics have dynamo_component=\"backend\"",
 		"metrics-staleness-threshold": "an engine's metrics count for three times --refresh-metrics-interval",
@@ -144,6 +144,7 @@ var (
 		"model-load-timeout":          "the start waits 30 s for tokenizers",
 		"record-hashes":               "--record writes keyed hashes",
 		"event-plane":                 "discovery names each worker's event plane",
+		"vllm-hash-seeds":             "of models whose layers all have windows kvepp knows no cached blocks",
 		"v":                           "give --log-level debug for what --v 4 showed",
 	}
 	retiredSwitches = map[string]string{

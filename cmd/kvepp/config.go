@@ -20,6 +20,7 @@ import (
 	"kvepp/internal/metrics"
 	"kvepp/kvblock"
 	"kvepp/pool/enginemetrics"
+	"kvepp/prompt"
 	"kvepp/router"
 	"kvepp/router/admission"
 	"kvepp/router/eject"
@@ -75,6 +76,8 @@ type options struct {
 
 	settingsFile
 
+	parseAgain func() (*options, error) // from the same arguments, when a file that they name has changed
+
 	seat     *llmd.Seat // nil: kvepp was not started as llm-d's picker
 	noTraces bool       // also if the environment asks for them
 }
@@ -83,6 +86,10 @@ type options struct {
 // file, Dynamo's variable: a process often inherits Dynamo's variables, but the file is written for kvepp. An
 // environment variable that is set but empty counts as not set.
 func parseServe(o *options, args []string, getenv func(string) string) error {
+	o.parseAgain = func() (*options, error) {
+		again := &options{seat: o.seat}
+		return again, parseServe(again, args, getenv)
+	}
 	return parseWith(o, serveFlags(o), args, getenv)
 }
 
@@ -105,8 +112,7 @@ func parseWith(o *options, f *pflag.FlagSet, args []string, getenv func(string) 
 	if err := o.check(); err != nil {
 		return flags.WithSource(f, err)
 	}
-	o.sit()
-	return nil
+	return o.sit()
 }
 
 const modeVariable = "DYN_ROUTER_MODE"
@@ -128,7 +134,6 @@ func withoutDirect(getenv func(string) string) func(string) string {
 
 // applyPresets sets the flags that others stand for.
 func (o *options) applyPresets() {
-	flags.Imply(o.flags, "--router-kv-overlap-score-weight", o.scoring.ApplyOverlapScoreWeight)
 	if c := &o.scoring; o.loadAware {
 		flags.Imply(o.flags, "--load-aware", func() {
 			c.OverlapScoreCredit, o.kvEvents = 0, false
@@ -186,13 +191,16 @@ func (o *options) check() error {
 		o.queue.Validate,
 		o.hold.Validate,
 		o.ejection.Validate,
-		o.recording.Validate,
 		o.checkModels,
 		o.gauges.Validate,
+		o.checkGateway,
 	} {
 		if err := topic(); err != nil {
 			return err
 		}
+	}
+	if o.proxy.Shadow { // kvepp writes neither into a body, so blocks have no salt of it
+		o.routing.TenantSalt, o.routing.InjectTokens = false, false
 	}
 	return nil
 }
@@ -300,7 +308,54 @@ func (o *options) checkModels() error {
 		return err
 	}
 	o.routing.Engine, o.routing.Scoring = o.models.Engine(), o.scoring
-	return o.routing.Validate()
+	return cmp.Or(o.checkDisaggregation(), o.routing.Validate())
+}
+
+// checkDisaggregation reads the policy of conditional disaggregation, and checks that decode workers can be told to
+// work alone.
+func (o *options) checkDisaggregation() error {
+	d := &o.routing.Disaggregation
+	if err := d.Read(&o.scoring, o.queue.Threshold); err != nil || !d.On {
+		return err
+	}
+	o.prefill.TransferSeconds = d.TransferMS / 1000
+	switch {
+	case !o.wantsEvents():
+		return errors.New("--router-conditional-disagg judges by what decode workers hold, which KV events say: " +
+			"leave out what turns them off")
+	case d.Via == scoring.ViaNvext && (o.proxy.PrefillerHeader || o.models.Engine() != prompt.Dynamo):
+		return errors.New("--router-conditional-disagg-config: via nvext is for Dynamo's frontends: leave it out, or " +
+			"leave out --prefiller-header and give --engine dynamo")
+	case d.Via != scoring.ViaNvext && !o.proxy.PrefillerHeader:
+		return errors.New("--router-conditional-disagg: Dynamo's frontends in direct mode answer 500 to a request " +
+			"without a prefill worker, so a decode worker behind them cannot work alone; give --prefiller-header, " +
+			"with stock engines behind llm-d's sidecar, or \"via\":\"nvext\" in the JSON, with frontends in KV mode " +
+			"(docs/disaggregation.md)")
+	}
+	return nil
+}
+
+// checkGateway refuses what the gateway that --gateway names cannot do (docs/gateways.md).
+func (o *options) checkGateway() error {
+	nginx := o.proxy.Gateway == extproc.GatewayNGINX
+	const oneHeader = "gives the engine no header but the endpoint's"
+	for _, c := range []struct {
+		refused   bool
+		flag, why string
+	}{
+		{o.proxy.OneEndpoint() && o.routing.Fallbacks > 0, "--fallback-endpoints", "takes one endpoint for a request"},
+		{nginx && o.routing.Engine == prompt.Dynamo, "--engine dynamo",
+			oneHeader + ", and Dynamo's frontends need the worker's"},
+		{nginx && o.proxy.PrefillerHeader, "--prefiller-header", oneHeader},
+		{nginx && o.gauges.Interval == 0, "--refresh-metrics-interval 0",
+			"shows no responses, so loads are known from engines' metrics alone"},
+	} {
+		if c.refused {
+			return fmt.Errorf("%s: --gateway %s %s; leave one of the two out (docs/gateways.md)", c.flag,
+				o.proxy.Gateway, c.why)
+		}
+	}
+	return nil
 }
 
 // maxDecisions are the latest decisions that the admin address shows.
@@ -360,7 +415,6 @@ var indexFlags = []string{
 	"router-approximate-cache-policy",
 	"router-predicted-ttl-secs",
 	"index-max-bytes",
-	"vllm-hash-seeds",
 	"index-peers",
 	"warmup-timeout",
 }
@@ -401,11 +455,22 @@ func (o *options) withoutEffect() []string {
 	}
 	unused.Lines = append(unused.Lines, givenRetired(o.flags)...)
 	o.queue.AddUnused(&unused, o.hold.On)
+	if o.proxy.Shadow {
+		unused.Add("with --shadow kvepp only reads requests", "router-queue-threshold", "router-admission",
+			"router-session-affinity-ttl-secs", "fallback-endpoints", "decision-headers", "hold-when-empty",
+			"inject-token-data", "tenant-cache-salt")
+	} else {
+		unused.Add("acts with --shadow only", "shadow-share")
+	}
 	if !o.scoring.TrackPrefillTokens {
 		unused.Add("prompt tokens are not counted (--no-router-track-prefill-tokens)", "router-queue-threshold",
 			"active-prefill-tokens-threshold", "active-prefill-tokens-threshold-frac")
 	}
 	o.ejection.AddUnused(&unused)
+	if o.proxy.Gateway == extproc.GatewayNGINX {
+		unused.Add("--gateway nginx shows kvepp no responses", "decision-headers", "eject-first-byte",
+			"router-track-output-blocks")
+	}
 	if o.gauges.Interval == 0 {
 		unused.Add("with --refresh-metrics-interval=0 kvepp never reads engines' metrics", enginemetrics.Flags...)
 	}
@@ -417,7 +482,6 @@ func (o *options) withoutEffect() []string {
 			"router-kv-overlap-score-credit",
 			"router-kv-overlap-score-credit-decay",
 			"router-prefill-load-scale",
-			"router-kv-overlap-score-weight",
 			"router-decode-active-request-weight",
 			"router-temperature",
 			"router-host-cache-hit-weight",
@@ -431,7 +495,7 @@ func (o *options) withoutEffect() []string {
 			"router-approximate-cache-policy",
 		)
 	default:
-		unused.Add("acts with KV events only", "router-predicted-ttl-secs", "vllm-hash-seeds", "index-peers",
+		unused.Add("acts with KV events only", "router-predicted-ttl-secs", "index-peers",
 			"warmup-timeout")
 	}
 	return unused.Lines

@@ -35,7 +35,6 @@ var othersFlags = map[string]string{
 	"served-model-name": "vLLM and SGLang", "api-key": "vLLM and SGLang",
 	"enable-prompt-tokens-details": "vLLM", "enable-prefix-caching": "vLLM", "enable-scale-out": "vLLM",
 	"lora-modules": "vLLM", "shutdown-timeout": "vLLM", "disable-hybrid-kv-cache-manager": "vLLM",
-	"prefix-caching-hash-algo": "vLLM", "prefix-cache-retention-interval": "vLLM",
 	"page-size": "SGLang", "enable-cache-report": "SGLang", "enable-metrics": "SGLang", "disable-radix-cache": "SGLang",
 	"disable-hybrid-swa-memory": "SGLang",
 	"http-port":                 "Dynamo's frontend", "namespace": "Dynamo's frontend", "endpoint": "Dynamo's workers",
@@ -96,7 +95,6 @@ func TestPagesNameFlags(t *testing.T) {
 		clientFlags(&client.Config{Command: "ladder"}),
 		clientFlags(&client.Config{Command: "decisions"}),
 		clientFlags(&client.Config{Command: "explain"}),
-		clientFlags(&client.Config{Command: "top"}),
 	}
 	known := func(name string) bool {
 		return name == "help" || absentFlags[name] != "" ||
@@ -354,7 +352,7 @@ func TestPagesRun(t *testing.T) {
 					err = tokenizeFlags(new(tokenizeOptions)).Parse(args)
 				case "envoy":
 					err = parseEnvoy(new(envoy.Config), args, none)
-				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
+				case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain":
 					err = parseClient(&client.Config{Command: c[1]}, args, none)
 				default:
 					t.Errorf("%s: this test does not know the command kvepp %s", name, c[1])

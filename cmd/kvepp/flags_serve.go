@@ -125,11 +125,13 @@ func (o *options) addChoice(f *pflag.FlagSet) {
 	flags.Negatable(f, "load-aware")
 	flags.Inherit(f, "load-aware", "DYN_ROUTER_LOAD_AWARE")
 	o.prefill.AddFlags(f)
+	o.routing.Disaggregation.AddFlags(f)
 }
 
 // addQueue declares the flags that hold requests back.
 func (o *options) addQueue(f *pflag.FlagSet) {
 	o.queue.AddFlags(f)
+	o.queue.AddHoldFlag(f)
 	o.queue.AddInstanceFlag(f)
 	o.hold.AddFlags(f)
 }

@@ -139,6 +139,7 @@ func TestQueueFlags(t *testing.T) {
 		{[]string{"--router-admission=working-set", "--router-queue-policy=wspt", "--router-queue-timeout=1s"},
 			false, 1},
 		{[]string{"--router-queue-threshold=2.0", "--router-queue-policy=wspt"}, true, 0},
+		{[]string{"--hold-when-empty=60s", "--router-queue-policy=wspt"}, true, 0},
 		{[]string{"--router-queue-threshold=2.0", "--no-router-track-prefill-tokens"}, true, 1},
 		{[]string{"--router-policy-config=testdata/policy.yaml"}, true, 0},
 		{[]string{"--router-policy-config=testdata/policy.yaml", "--router-queue-threshold=2.0"}, true, 1},
@@ -201,7 +202,6 @@ func TestWorkerSelection(t *testing.T) {
 	}{
 		{nil, nil, 0.5, 7, 0, 1},
 		{[]string{"--router-temperature=0.2"}, nil, 0.5, 7, 0.2, 1},
-		{[]string{"--router-kv-overlap-score-weight=4"}, nil, 0.5, 7, 0, 1},
 		{[]string{"--router-worker-selection-policy=default"}, nil, 1, 3, 0, 0},
 		{nil, map[string]string{"DYN_ROUTER_WORKER_SELECTION_POLICY": "hot"}, 1, 3, 0.9, 1},
 	} {
@@ -237,7 +237,7 @@ func TestPolicySettings(t *testing.T) {
 
 func TestBusyThresholdFlags(t *testing.T) {
 	base := []string{"--endpoints=x"}
-	if o := parsed(t, base, nil); !o.routing.Thresholds.None() || o.proxy.RetryAfter != 1 ||
+	if o := parsed(t, base, nil); !o.routing.Thresholds.None() ||
 		o.proxy.OverloadStatus != 429 {
 		t.Errorf("defaults: %+v", o.routing.Thresholds)
 	}
@@ -248,22 +248,6 @@ func TestBusyThresholdFlags(t *testing.T) {
 	if o := parsed(t, append(base, "--active-decode-blocks-threshold=None"),
 		map[string]string{"DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD": "0.5"}); !o.routing.Thresholds.None() {
 		t.Errorf("None: %+v", o.routing.Thresholds)
-	}
-}
-
-func TestDeprecatedWeight(t *testing.T) {
-	base := []string{"--endpoints=x"}
-	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=2"), nil); o.scoring.PrefillLoadScale != 2 ||
-		o.scoring.OverlapScoreCredit != 1 {
-		t.Errorf("weight 2: %+v", o.scoring)
-	}
-	if o := parsed(t, append(base, "--router-kv-overlap-score-weight=0"), nil); o.scoring.PrefillLoadScale != 0 ||
-		o.scoring.OverlapScoreCredit != 0 {
-		t.Errorf("weight 0: %+v", o.scoring)
-	}
-	if o := parsed(t, base, nil); o.scoring.OverlapScoreWeight != nil || o.scoring.PrefillLoadScale != 1 ||
-		o.ports.DrainTimeout != 30*time.Second {
-		t.Errorf("defaults: %+v", o)
 	}
 }
 
@@ -297,8 +281,6 @@ func TestDefaultPolicy(t *testing.T) {
 		{[]string{"--router-prefill-load-scale=1"}, nil, scoring.Dynamo, "follows from --router-prefill-load-scale"},
 		{nil, map[string]string{"DYN_ROUTER_PREFILL_LOAD_SCALE": "1"}, scoring.Dynamo,
 			"follows from --router-prefill-load-scale"},
-		{[]string{"--router-kv-overlap-score-weight=1"}, nil, scoring.Dynamo,
-			"follows from --router-kv-overlap-score-weight"},
 		{[]string{file + "selection.yaml", "--router-worker-selection-policy=default"}, nil, scoring.Dynamo,
 			"follows from worker_selection in --router-policy-config"},
 	} {
@@ -507,7 +489,9 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-prefill-tokens-per-second=nan"}, nil, "tokens-per-second"},
 		{[]string{"--endpoints=x", "--shared-cache-type=hicache"}, nil, "shared-cache-type"},
 		{[]string{"--endpoints=x", "--kv-overlap-score-weight=-1"}, nil,
-			"unknown flag --kv-overlap-score-weight: write --router-kv-overlap-score-weight"},
+			"unknown flag --kv-overlap-score-weight: write --router-prefill-load-scale"},
+		{[]string{"--endpoints=x"}, map[string]string{"DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT": "1.5"},
+			"write --router-prefill-load-scale"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=etcd:y"}, nil, "file:DIR"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=frontend:a:1,b"}, nil, "HOST:PORT"},
 		{[]string{"--endpoints=x", "--dynamo-discovery=kubernetes"}, nil, "which Pods to follow"},
@@ -541,7 +525,6 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-predicted-ttl-secs=-1"}, nil, "positive number of seconds"},
 		{[]string{"--endpoints=x", "--router-predicted-ttl-secs=nan"}, nil, "must be a number"},
 		{[]string{"--endpoints=x", "--router-approximate-cache-policy=fifo"}, nil, "ttl or lru"},
-		{[]string{"--endpoints=x", "--vllm-hash-seeds=0,seven"}, nil, `"seven" is no value of PYTHONHASHSEED`},
 		{[]string{"--endpoints=x", "--router-durable-kv-events"}, nil, "JetStream"},
 		{[]string{"--endpoints=x", "--durable-kv-events"}, nil, "JetStream"},
 		{[]string{"--endpoints=x", "--router-reset-states"}, nil, "JetStream"},
@@ -555,12 +538,18 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--router-admission=sessions"}, nil, "none or working-set"},
 		{[]string{"--endpoints=x", "--router-admission=working-set", "--router-mode=random"}, nil, "kv only"},
 		{[]string{"--endpoints=x", "--router-queue-threshold=nan"}, nil, "finite"},
-		{[]string{"--endpoints=x", "--router-queue-policy=edf"}, nil, "fcfs, wspt or lcfs"},
+		{[]string{"--endpoints=x", "--router-queue-policy=sjf"}, nil, "fcfs, wspt, edf or lcfs"},
 		{[]string{"--endpoints=x", "--router-queue-timeout=-1s"}, nil, "negative"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/nopolicy.yaml"}, nil, "nopolicy.yaml"},
 		{[]string{"--endpoints=x", "--fallback-endpoints=1", "--engine=dynamo"}, nil,
 			"serves for the worker that a header names"},
 		{[]string{"--endpoints=x", "--fallback-endpoints=9"}, nil, "--fallback-endpoints 9: must be from 0 to 8"},
+		{[]string{"--endpoints=x", "--fallback-endpoints=1", "--gateway=agentgateway"}, nil,
+			"--fallback-endpoints: --gateway agentgateway takes one endpoint for a request; leave one of the two out"},
+		{[]string{"--endpoints=x", "--engine=dynamo", "--gateway=nginx"}, nil, "Dynamo's frontends need the worker's"},
+		{[]string{"--endpoints=x", "--prefiller-header", "--gateway=nginx"}, nil, "no header but the endpoint's"},
+		{[]string{"--endpoints=x", "--refresh-metrics-interval=0", "--gateway=nginx"}, nil, "engines' metrics alone"},
+		{[]string{"--endpoints=x", "--gateway=envoy"}, nil, "must be own, istio, envoy-ai-gateway, agentgateway"},
 		{[]string{"--endpoints=x", "--pick-timeout=0s"}, nil, "--pick-timeout 0s: must be above 0"},
 		{[]string{"--endpoints=x", "--max-streams=-1"}, nil, "may not be negative"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused.yaml"}, nil,
@@ -578,8 +567,12 @@ func TestWrongUsage(t *testing.T) {
 			`refused2.yaml: line 3: router_tracking_hash "keyed": kvepp sends its bookings to no other process`},
 		{[]string{"--endpoints=x", "--router-tracking-key-id=1"}, nil,
 			"unknown flag --router-tracking-key-id: kvepp sends its bookings"},
-		{[]string{"--endpoints=x", "--no-router-conditional-disagg"}, nil, "answer 500 to one without"},
-		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil, "answer 500 to one without"},
+		{[]string{"--endpoints=x", "--router-conditional-disagg"}, nil,
+			"answer 500 to a request without a prefill worker"},
+		{[]string{"--endpoints=x", "--router-conditional-disagg", "--prefiller-header", "--no-router-kv-events"}, nil,
+			"which KV events say"},
+		{[]string{"--endpoints=x", "--router-conditional-disagg-config={}"}, nil,
+			"--router-conditional-disagg: give that flag too"},
 		{[]string{"--endpoints=x", "--router-prefill-policy=mine"}, nil, "give --router-worker-selection-policy"},
 		{[]string{"--endpoints=x", "--router-policy-config=testdata/refused3.yaml"}, nil,
 			`refused3.yaml: line 2: "router_temperature" is not a key of router, which has: disk_cache_hit_weight`},
@@ -593,7 +586,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"--endpoints=x", "--engine-metrics=queued=a{b"}, nil,
 			"--engine-metrics: \"a{b\" must look like NAME"},
 		{[]string{"--endpoints=x", "--engine-metrics=usage="}, nil, "--engine-metrics: \"\" must look like NAME"},
-		{[]string{"--endpoints=x", "--engine-metrics=a"}, nil, "must be queued=NAME, running=NAME or usage=NAME"},
+		{[]string{"--endpoints=x", "--engine-metrics=a"}, nil,
+			"must be queued=NAME, running=NAME, usage=NAME or lora=NAME"},
 		{[]string{"--endpoints=x", "--engine-metrics=queued=a,queued=b"}, nil, "only one of each"},
 		{[]string{"--endpoints=x", "--total-queued-requests-metric=a"}, nil, "write --engine-metrics queued=NAME"},
 		{[]string{"--endpoints=x", "--router-kv-usage-weight=1"}, nil, "--router-policy time prices load"},
@@ -715,13 +709,15 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		{[]string{"--router-max-tree-size=2", "--router-approximate-cache-policy=lru"}, 2},
 		{[]string{"--no-router-kv-events", "--router-ttl-secs=2", "--router-approximate-cache-policy=lru"}, 0},
 		{[]string{"--no-router-kv-events", "--router-predicted-ttl-secs=2"}, 1},
-		{[]string{"--no-router-kv-events", "--vllm-hash-seeds=default"}, 1},
-		{[]string{"--router-kv-overlap-score-weight=0", "--index-max-bytes=2000000"}, 1},
+		{[]string{"--router-kv-overlap-score-credit=0", "--index-max-bytes=2000000"}, 1},
 		{[]string{"--no-router-kv-events", "--index-peers=http://10.0.0.9:9091", "--warmup-timeout=1s"}, 2},
 		{[]string{"--router-mode=random", "--router-temperature=1", "--router-assume-kv-reuse=false"}, 1},
 		{[]string{"--router-prefill-load-model=aic"}, 1},
+		{[]string{"--gateway=istio", "--decision-headers", "--router-track-output-blocks"}, 0},
+		{[]string{"--gateway=nginx", "--decision-headers", "--router-track-output-blocks"}, 2},
+		{[]string{"--shadow", "--engine=vllm", "--tenant-cache-salt", "--hold-when-empty=1s", "--prefiller-header"}, 2},
 		{[]string{"--router-replica-sync", "--serve-indexer", "--shared-cache-multiplier=0.5",
-			"--enable-session-prefix-index", "--aic-tp-size=2", "--v", "4"}, 6},
+			"--enable-session-prefix-index", "--aic-tp-size=2", "--v", "4", "--vllm-hash-seeds", "0"}, 7},
 		{[]string{"--model-server-metrics-port=9", "--model-server-metrics-path=/m"}, 0},
 		{[]string{"--refresh-metrics-interval=0", "--model-server-metrics-port=9", "--model-server-metrics-path=/m"},
 			2},
@@ -730,6 +726,10 @@ func TestFlagsWithoutEffectAreNamed(t *testing.T) {
 		if got := o.withoutEffect(); len(got) != c.want {
 			t.Errorf("%v: %v, want %d", c.args, got, c.want)
 		}
+	}
+	if o := parsed(t, []string{"--endpoints=x", "--shadow", "--engine=vllm",
+		"--tenant-cache-salt"}, nil); o.routing.TenantSalt {
+		t.Error("in shadow kvepp expects blocks with a salt that it does not write")
 	}
 	if got := parsed(t, nil, map[string]string{"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lru"}).withoutEffect(); len(
 		got,

@@ -107,7 +107,7 @@ bin/kvepp serve --config kvepp.yaml --print-config
 ` + "```" + `
 
 kvepp refuses unknown keys, with the line and the nearest name. It reads the file at start only: restart kvepp after a
-change. (kvepp reads the endpoints file, certificates and token files again when they change.)
+change. (kvepp reads the endpoints file, the policy file, certificates and token files again when they change.)
 
 ` + "`--print-config`" + ` checks the settings, prints each effective value and where it came from, and
 exits. Its output is a file for ` + "`--config`" +
@@ -186,7 +186,7 @@ const metricsHead = `# Metrics
 
 This page lists every metric that kvepp exports, with its type, labels and meaning. ` + "`kvepp serve`" +
 	` shows them at
-` + "`/metrics`" + ` on ` + "`--metrics-port`" + ` (9090). No label takes a value that a client chooses.
+` + "`/metrics`" + ` on ` + "`--metrics-port`" + ` (9090). No label takes a value that only a client chose.
 
 ## What to watch first
 
@@ -266,9 +266,9 @@ var metricSections = []struct {
 	pattern *regexp.Regexp
 	lead    string
 }{
-	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conversation|decisions|hints|held|only|` +
-		`phase|` +
-		`queue|rejections|requests|selections|served|session|streams|unpaired)`), ""},
+	{"Requests and decisions", regexp.MustCompile(`^kvepp_(active|chosen|conditional|conversation|decisions|` +
+		`first|hints|held|only|phase|policy|` +
+		`queue|rejections|requests|selections|served|session|shadow|streams|unpaired)`), ""},
 	{"Workers and endpoints", regexp.MustCompile(`^kvepp_(worker|eject|cordon|unresolved|endpoints|ignored|refused|` +
 		`engine|unseen|overloaded|lora)`), ""},
 	{"KV events and the index", regexp.MustCompile(`^kvepp_(events|index|subscriptions|silent)`), ""},

@@ -163,6 +163,7 @@ type request struct {
 	extprocv3.ExternalProcessor_ProcessClient
 	endpoint string // the chosen one; empty: kvepp answered with status itself
 	status   int
+	set      map[string]string // headers of that answer
 }
 
 // startRequest sends a request without a body and returns it with the response of kvepp. It stays active until
@@ -187,7 +188,11 @@ func (r *running) startRequest(ctx context.Context) (*request, error) {
 	}
 	q := &request{
 		ExternalProcessor_ProcessClient: stream,
+		set:                             map[string]string{},
 		status:                          int(response.GetImmediateResponse().GetStatus().GetCode()),
+	}
+	for _, h := range response.GetImmediateResponse().GetHeaders().GetSetHeaders() {
+		q.set[h.GetHeader().GetKey()] = string(h.GetHeader().GetRawValue())
 	}
 	for _, h := range response.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
 		if h.GetHeader().GetKey() == "x-gateway-destination-endpoint" {
@@ -216,7 +221,10 @@ func (q *request) complete() error {
 func (r *running) awaitEndpoint(endpoint string) {
 	r.t.Helper()
 	r.eventually("requests to go to "+strconv.Quote(endpoint), func() error {
-		q, err := r.startRequest(r.t.Context())
+		// A request that goes elsewhere must end too: it may be booked just after its worker has left.
+		ctx, cancel := context.WithCancel(r.t.Context())
+		defer cancel()
+		q, err := r.startRequest(ctx)
 		if err != nil {
 			return err
 		}
@@ -338,7 +346,7 @@ func TestTokenizersThatDoNotLoad(t *testing.T) {
 	}
 }
 
-// TestConformanceIsLogged: a start with --conformance logs a warning.
+// TestConformanceIsLogged: a start with --gateway conformance logs a warning.
 func TestConformanceIsLogged(t *testing.T) {
 	if testing.Short() {
 		t.Skip("slow: make test runs it")
@@ -346,7 +354,7 @@ func TestConformanceIsLogged(t *testing.T) {
 	t.Parallel()
 	r := reserve(t)
 	r.writeEndpoints("endpoints:\n- {name: w, address: 127.0.0.1:1}\n")
-	r.start("--conformance")
+	r.start("--gateway=conformance")
 	r.awaitReady()
 	if log := r.Tail(50); !strings.Contains(log, "use it for conformance tests only") {
 		t.Errorf("kvepp logs\n%s", log)
@@ -401,6 +409,32 @@ func TestDrain(t *testing.T) {
 	}
 	wait.Wait()
 	r.awaitExit("after its last request")
+
+	empty := reserve(t) // a request that waits has an answer before kvepp ends
+	empty.writeEndpoints("endpoints: []\n")
+	empty.start("--drain-timeout=3s", "--hold-when-empty=1h")
+	empty.awaitReady()
+	answered := make(chan error, 1)
+	go func() {
+		q, err := empty.startRequest(context.WithoutCancel(t.Context()))
+		if err == nil && (q.status != http.StatusServiceUnavailable ||
+			q.set["x-llm-d-request-dropped-reason"] != "rejected-shutting-down") {
+			err = fmt.Errorf("status %d, headers %v", q.status, q.set)
+		}
+		answered <- err
+	}()
+	empty.eventually("the request to wait", func() error {
+		m, err := empty.metrics()
+		if err == nil && !strings.Contains(m, "\nkvepp_held_requests 1\n") {
+			err = errors.New("kvepp_held_requests is not 1")
+		}
+		return err
+	})
+	empty.Signal(syscall.SIGTERM)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	empty.awaitExit("after --drain-timeout")
 
 	twice := reserve(t)
 	twice.writeEndpoints(oneEndpoint)

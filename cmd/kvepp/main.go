@@ -159,7 +159,7 @@ func runCommand(root *cobra.Command, name string, args []string, stdin io.Reader
 		return replayTraces(args, stdout, stderr, getenv)
 	case "fetch":
 		return runFetch(args, stdout, stderr, getenv)
-	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain", "top":
+	case "workers", "cordon", "drain", "uncordon", "ladder", "decisions", "explain":
 		return runClient(name, args, stdin, stdout, stderr, getenv)
 	case "envoy":
 		return printEnvoy(args, stdout, stderr, getenv)

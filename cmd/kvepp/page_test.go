@@ -262,11 +262,38 @@ func (x *tab) quiet() {
 	}
 }
 
+// TestPageInShadow: in shadow the page shows how often the other picker chose as kvepp, and what each choice had
+// cached.
+func TestPageInShadow(t *testing.T) {
+	b := newBrowser(t)
+	s := serveHere(t, threeWorkers, "--shadow")
+	s.server.m.InitShadow() // as the server of Envoy's streams does
+	s.store("w1", tokenIDs(1000, 400))
+	for _, address := range []string{"10.0.0.2:8000", "10.0.0.1:8000", "10.9.9.9:1"} {
+		r, err := s.router.Shadow(t.Context(), tokensRequest(address, tokenIDs(1000, 400), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.router.Serve(r, address)
+		response(r, 400, 0)
+	}
+	x := s.open(t, b, "/")
+	x.shows("#t-equal", "50.0 %")
+	x.shows("#t-kvepp", "100.0 %")
+	x.shows("#t-served", "50.0 %")
+	x.shows("#shadow", "unknown_endpoint")
+	x.visit("ladder", "Why is the hit rate what it is?")
+	x.shows("[data-cause='other_picker']", "50.0 %")
+	x.visit("fleet", "Fleet")
+	x.fits("fleet-shadow")
+	x.quiet()
+}
+
 // TestPage: each view shows the numbers of the API for known traffic, in a real browser, without errors of the console
 // and without horizontal scrolling.
 func TestPage(t *testing.T) {
 	b := newBrowser(t)
-	s := serveHere(t, threeWorkers, "--router-session-affinity-ttl-secs=600", "--load-aware=false",
+	s := serveHere(t, threeWorkers, "--router-session-affinity-ttl-secs=600", "--router-policy=dynamo",
 		`--trace-url=https://traces.example/t/{trace_id}?of="><img src=x>&again={trace_id}`)
 	s.store("w1", tokenIDs(1000, 400))
 	for i := range 4 {
@@ -501,7 +528,7 @@ func TestPageWorlds(t *testing.T) {
 		{"salts that differ", threeWorkers, nil, func(s *served) {
 			repeated(s, func(i int) string { return fmt.Sprintf(`,"cache_salt":"tenant %d"`, i) })
 		}, nil, []string{"other_salt loses the most that can be changed, 80 %", "tenants, salts or adapters"}},
-		{"sessions that hop", threeWorkers, nil, func(s *served) {
+		{"sessions that hop", threeWorkers, []string{"--router-policy=dynamo"}, func(s *served) {
 			s.store("w0", tokenIDs(1000, 400))
 			s.store("w0", tokenIDs(50000, 2000))
 			// Another request's blocks make the worker with the conversation the dearer one.

@@ -42,6 +42,7 @@ type variantOptions struct {
 	thresholds router.Thresholds
 	queue      queue.Config
 	admission  admission.Config
+	disagg     scoring.Disaggregation
 	affinity   session.Config
 	lag        time.Duration
 	delivery   time.Duration
@@ -66,6 +67,7 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 	v.thresholds.AddFlags(f)
 	v.queue.AddFlags(f)
 	v.admission.AddFlags(f)
+	v.disagg.AddFlags(f)
 	f.IntVar(&v.replicas, "replicas", 1,
 		"`N` replicas of kvepp; each request arrives at one of them, drawn at random")
 	f.StringVar(&v.delay, "replica-delay", "5ms",
@@ -81,7 +83,6 @@ func (v *variantOptions) add(f *pflag.FlagSet) {
 
 // apply checks the flags of f and sets what they say in c.
 func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
-	v.scoring.ApplyOverlapScoreWeight()
 	if err := v.queue.Read(f, absentFlag); err != nil {
 		return err
 	}
@@ -126,6 +127,13 @@ func (v *variantOptions) apply(f *pflag.FlagSet, c *replay.Config) error {
 			return fmt.Errorf("--replica-delay %q: must be a time of at least 0 such as 5ms, or off", v.delay)
 		}
 	}
+	if err := v.disagg.Read(&v.scoring, v.queue.Threshold); err != nil {
+		return err
+	}
+	if c.Disaggregation = v.disagg; v.disagg.On && c.PrefillWorkers == 0 {
+		return errors.New("--router-conditional-disagg needs --prefill-workers")
+	}
+	v.prefill.TransferSeconds = v.disagg.TransferMS / 1000
 	c.Scoring, c.Prefill, c.EventLag = v.scoring, v.prefill, v.lag
 	c.DeliveryDelay, c.ArrivalJitter = v.delivery, v.jitter
 	c.Busy = replay.Thresholds(v.thresholds)
@@ -159,6 +167,11 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := o.Validate(f.Args()); err != nil || o.Generates() {
 		return nil, err
 	}
+	if o.Reports() {
+		if o.Compare = append([]string{replay.Recorded}, o.Compare...); !f.Changed("router-policy") {
+			_ = f.Set("router-policy", scoring.Time.String()) // a string takes any value
+		}
+	}
 	if err := o.variant.apply(f, &o.Base); err != nil {
 		return nil, err
 	}
@@ -168,12 +181,16 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 // variants returns the setting as given by the flags of f, and those of --compare.
 func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 	variants := []report.Setting{{Name: "as given", Config: o.Base}}
+	if o.Reports() {
+		variants[0].Name = "kvepp"
+	}
 	for _, text := range compared(o.Compare) {
 		name, arguments, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
 			return nil, fmt.Errorf("--compare %q: must be NAME=FLAGS, for example 'rr=--router-mode=round-robin'", text)
 		}
-		if slices.ContainsFunc(variants, func(v report.Setting) bool { return v.Name == name }) {
+		if slices.ContainsFunc(variants, func(v report.Setting) bool { return v.Name == name }) ||
+			o.Reports() && name == report.Measured {
 			return nil, fmt.Errorf("--compare %s: another line has this name", name)
 		}
 		v := report.Setting{Name: name, Config: o.Base}
@@ -189,6 +206,9 @@ func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 		}
 		variants = append(variants, v)
 	}
+	if o.Reports() {
+		variants[0], variants[1] = variants[1], variants[0]
+	}
 	for _, v := range variants {
 		if err := v.Config.Validate(); err != nil {
 			return nil, fmt.Errorf("%s: %w", v.Name, err)
@@ -200,11 +220,17 @@ func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 // compared replaces "all" by a line for each policy and mode, and one with admission.
 func compared(texts []string) (all []string) {
 	for _, text := range texts {
+		if text == replay.Recorded {
+			text += "=--router-policy=" + replay.Recorded
+		}
 		if text != "all" {
 			all = append(all, text)
 			continue
 		}
 		for _, p := range slices.Concat(scoring.PolicyNames(), replay.PolicyNames()) {
+			if p == replay.Recorded {
+				continue
+			}
 			all = append(all, p+"=--router-policy="+p)
 		}
 		all = append(all, "time+admission=--router-policy=time --router-admission=working-set")

@@ -52,7 +52,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// checkDecisions checks the file of --out: a line for each of 200 requests and 17 settings, with the chosen candidate.
+// checkDecisions checks the file of --out: a line for each of 200 requests and 15 settings, with the chosen candidate.
 func checkDecisions(t *testing.T, path string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -99,7 +99,7 @@ func checkDecisions(t *testing.T, path string) {
 			t.Errorf("%s: %d lines", setting, n)
 		}
 	}
-	if len(count) != 17 || refused == 0 || refused > 200 {
+	if len(count) != 15 || refused == 0 || refused > 200 {
 		t.Errorf("%d settings, %d refused", len(count), refused)
 	}
 }
@@ -141,6 +141,11 @@ func TestReplayErrors(t *testing.T) {
 		{"absent.jsonl", 1, "absent.jsonl: no such file"},
 		{file, 1, "a.jsonl, line 2: invalid character"},
 		{file + " --format=json", 2, "--format"},
+		{file + " --format=mooncake --compare=recorded", 1, "--format mooncake: what a recording did is only known"},
+		{file + " --compare=recorded", 1, "line 1: schema"},
+		{file + " --report", 1, "line 1: schema"},
+		{file + " --report=page.svg", 2, "--report=page.svg: must be text, json, or a file"},
+		{file + " --report --compare=measured=--replicas=2", 2, "--compare measured: another line has this name"},
 		{file + " --workers=0", 2, "0 workers: must be 1 to"},
 		{file + " --router-policy=fortune", 2, "--router-policy \"fortune\""},
 		{file + " --router-mode=direct", 2, "--router-mode \"direct\""},

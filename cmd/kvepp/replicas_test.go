@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -114,9 +115,7 @@ func TestReplicas(t *testing.T) {
 	a.awaitMetric("a to have b's requests", copied, 5)
 	for metric, want := range map[string]int{`kvepp_replica_load{kind="requests"}`: 5, "kvepp_replica_unpriced": 0,
 		"kvepp_replica_copied_total": 5} {
-		if err := a.checkMetric(metric, want); err != nil {
-			t.Error(err)
-		}
+		a.awaitMetric("what b's requests are here", metric, want) // a busy machine may be late for a moment
 	}
 	cancelFirst()
 	b.awaitMetric("b to free what ended at a", copied, 0)
@@ -225,31 +224,44 @@ func TestStrangeReplicas(t *testing.T) {
 		"--replica-token-file", filepath.Join(folder, "right")}, func(string) string { return "" }); err != nil {
 		t.Fatal(err)
 	}
-	says := map[string]string{}
-	for _, f := range c.replicaFindings(t.Context(), nil, quiet) {
-		says[f.Worker] = string(f.State) + " " + f.Says
-	}
-	for who, want := range map[string]string{fmt.Sprintf("replica 127.0.0.1:%d", a.port): "ok ",
-		fmt.Sprintf("replica 127.0.0.1:%d", b.port): "wrong shares nothing: token",
-		"replica " + nonsense.Addr().String():       "wrong does not answer"} {
-		if !strings.HasPrefix(says[who], want) {
-			t.Errorf("kvepp check says of %s: %q, want %q", who, says[who], want)
+	a.eventually("kvepp check to say what each one is", func() error { // a busy machine misses the time of a handshake
+		says := map[string]string{}
+		for _, f := range c.replicaFindings(t.Context(), nil, quiet) {
+			says[f.Worker] = string(f.State) + " " + f.Says
 		}
-	}
-	a.eventually("a to fail to reach the nonsense", func() error {
-		if n, err := a.metric("kvepp_replica_connect_failures_total"); err != nil || n < 2 {
-			return fmt.Errorf("%v failures, %w", n, err)
+		for who, want := range map[string]string{fmt.Sprintf("replica 127.0.0.1:%d", a.port): "ok ",
+			fmt.Sprintf("replica 127.0.0.1:%d", b.port): "wrong shares nothing: token",
+			"replica " + nonsense.Addr().String():       "wrong does not answer"} {
+			if !strings.HasPrefix(says[who], want) {
+				return fmt.Errorf("of %s: %q, want %q", who, says[who], want)
+			}
 		}
 		return nil
 	})
+	for _, line := range []string{"share nothing; it tries again\" address=" + nonsense.Addr().String(),
+		"reason=token"} {
+		lines := func() int { return strings.Count(a.log(), line) }
+		a.eventually("a line with "+line, func() error {
+			if lines() == 0 {
+				return errors.New("none")
+			}
+			return nil
+		})
+		failures, err := a.metric("kvepp_replica_connect_failures_total")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.eventually("a to fail again", func() error {
+			if n, err := a.metric("kvepp_replica_connect_failures_total"); err != nil || n < failures+2 {
+				return fmt.Errorf("%v failures, %w", n, err)
+			}
+			return nil
+		})
+		if n := lines(); n != 1 {
+			t.Errorf("%d lines with %s", n, line)
+		}
+	}
 	if err := b.checkMetric(copied, 0); err != nil {
 		t.Error(err)
-	}
-	if n := strings.Count(a.log(), "share nothing; it tries again\" address="+
-		nonsense.Addr().String()); n != 1 {
-		t.Errorf("%d lines about the nonsense", n)
-	}
-	if n := strings.Count(a.log(), "is refused"); n != 1 {
-		t.Errorf("%d lines about the refused replica", n)
 	}
 }

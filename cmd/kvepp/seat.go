@@ -7,17 +7,14 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
-	"kvepp/extproc"
 	"kvepp/pool"
-	"kvepp/router"
 	"kvepp/serve/llmd"
-	"kvepp/serve/models"
+	"kvepp/serve/secrets"
 )
 
 // The image has kvepp under two further names, by which others' manifests call it.
@@ -70,8 +67,8 @@ const seatHint = `"kvepp epp --help" lists the flags; docs/migration/llm-d.md ha
 func sleep(args []string, stderr io.Writer) int {
 	if len(args) == 1 {
 		d, err := time.ParseDuration(args[0])
-		if seconds, notANumber := strconv.ParseFloat(args[0], 64); notANumber == nil {
-			d, err = time.Duration(seconds*float64(time.Second)), nil
+		if err != nil {
+			d, err = time.ParseDuration(args[0] + "s")
 		}
 		if err == nil && d >= 0 {
 			time.Sleep(d)
@@ -83,35 +80,39 @@ func sleep(args []string, stderr io.Writer) int {
 }
 
 // sit applies the settings of llm-d's picker that no flag has.
-func (o *options) sit() {
+func (o *options) sit() (err error) {
 	if o.seat == nil {
-		return
+		return nil
 	}
+	if o.gauges.TLS, err = secrets.Trust(o.seat.EngineCA, o.seat.EngineCertificate, o.seat.EngineKey); err != nil {
+		return fmt.Errorf("metrics-data-source: %w", err)
+	}
+	o.gauges.TLS.InsecureSkipVerify = o.gauges.SkipVerify
 	o.transport.Suites = o.seat.CipherSuites
 	o.noTraces = o.seat.NoTraces
-	o.routing.EstimateTokens = o.seat.EstimateTokens
-	o.routing.NoPrefill, o.routing.Disaggregate = o.seat.NoPrefill, router.Disaggregate(o.seat.Disaggregate)
+	o.routing.EstimateTokens, o.routing.LabelServed = o.seat.EstimateTokens, true
+	if !o.routing.Disaggregation.On { // no flag says it
+		o.routing.NoPrefill, o.routing.Disaggregation = o.seat.NoPrefill, o.seat.Disaggregation
+	}
 	// then decode workers take requests alone
 	o.proxy.PrefillerHeader = o.proxy.PrefillerHeader || o.seat.NoPrefill
-	if stages := o.seat.Stages; stages != nil {
-		o.sources.Kube.RoleOf = func(labels map[string]string) (pool.Role, bool) { return roleOf(stages(labels)) }
-	}
-	o.proxy.Conventions = extproc.Conventions{ClientHeaders: true, SessionHeaders: o.seat.SessionHeaders,
-		TokenHeader: o.seat.SessionTokenHeader, TokenNamespace: o.sources.Kube.Namespace,
-		TokenSoft: o.seat.SessionTokenSoft, EndpointScores: o.seat.EndpointScores, PrimaryPort: o.seat.PrimaryPort}
+	o.sources.Kube.RoleOf = o.seat.RoleOf
+	o.proxy.Conventions = o.seat.Conventions
+	o.proxy.TokenNamespace = o.sources.Kube.Namespace
 	if o.seat.EndpointsFile != "" {
 		o.sources.Parse = o.discovered()
 	}
-	o.models.Others = models.Others{URL: o.seat.TokenizerURL, Model: o.seat.TokenizerModel,
-		Timeout: o.seat.TokenizerTimeout, Engines: o.seat.AskEngines, Scheme: o.gauges.Scheme,
-		SkipVerify: o.gauges.SkipVerify}
+	o.queue.Bands = o.seat.Bands
+	o.models.Others = o.seat.Others
+	o.models.Others.Scheme, o.models.Others.TLS = o.gauges.Scheme, o.gauges.TLS
+	return nil
 }
 
 // discovered returns what reads a file of llm-d's file discovery. It logs the entries that it skips once.
 func (o *options) discovered() func(text []byte) ([]pool.Entry, error) {
 	var logged []string
 	return func(text []byte) ([]pool.Entry, error) {
-		file, skipped, err := llmd.Endpoints(text, o.seat.Stages)
+		file, skipped, err := llmd.Endpoints(text, o.seat.RoleOf)
 		if err != nil {
 			return nil, err
 		}
@@ -121,17 +122,6 @@ func (o *options) discovered() func(text []byte) ([]pool.Entry, error) {
 		logged = skipped
 		return pool.ParseFile(file)
 	}
-}
-
-// roleOf returns the role of an endpoint that may prefill, decode or both, and whether it is one.
-func roleOf(prefill, decode bool) (pool.Role, bool) {
-	switch {
-	case prefill && decode:
-		return pool.Aggregated, true
-	case prefill:
-		return pool.Prefill, true
-	}
-	return pool.Decode, decode
 }
 
 // logSeat logs what the arguments of llm-d's picker mean here.

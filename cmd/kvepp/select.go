@@ -45,7 +45,6 @@ func parseSelect(o *selectOptions, args []string, getenv func(string) string) er
 	if err := parse(f, args, &o.Path, getenv); err != nil {
 		return err
 	}
-	o.selector.Scoring.ApplyOverlapScoreWeight()
 	if err := o.queue.Read(f, absentFlag); err != nil {
 		return err
 	}

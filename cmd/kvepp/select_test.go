@@ -45,7 +45,8 @@ func TestSelectFlags(t *testing.T) {
 		}
 	}
 	var o selectOptions
-	if err := parseSelect(&o, strings.Fields("--router-kv-overlap-score-weight 0 --no-router-kv-events"),
+	if err := parseSelect(&o, strings.Fields("--router-kv-overlap-score-credit 0 "+
+		"--router-prefill-load-scale 0 --no-router-kv-events"),
 		func(name string) string {
 			return map[string]string{"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": "7", "DYN_ROUTER_TTL_SECS": "2.5"}[name]
 		}); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os/signal"
@@ -14,10 +15,12 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/spf13/pflag"
 
 	"kvepp/extproc"
 	"kvepp/indexer"
 	"kvepp/indexer/feed"
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/flags"
 	"kvepp/internal/metrics"
 	"kvepp/internal/tracing"
@@ -34,6 +37,7 @@ import (
 	"kvepp/router/eject"
 	"kvepp/router/ladder"
 	"kvepp/router/modelrewrite"
+	"kvepp/router/queue"
 	"kvepp/router/record"
 	"kvepp/router/session"
 	"kvepp/scoring"
@@ -41,7 +45,6 @@ import (
 	indexerapi "kvepp/serve/dynamo/indexer"
 	"kvepp/serve/join"
 	"kvepp/serve/listen"
-	"kvepp/serve/llmd"
 	"kvepp/serve/models"
 	"kvepp/serve/secrets"
 	"kvepp/serve/web"
@@ -51,7 +54,7 @@ import (
 func serve(o *options) error {
 	m := metrics.New()
 	if o.seat != nil {
-		m.Twins(llmd.Twins(o.seat.Compat, cmp.Or(o.sources.Kube.PoolName, withoutPool)))
+		m.Twins(o.seat.Twins(cmp.Or(o.sources.Kube.PoolName, withoutPool)))
 	}
 	log := o.Logger(m)
 	o.logStart("serve", log)
@@ -71,6 +74,9 @@ func serve(o *options) error {
 		return err
 	}
 	s.decide(ctx)
+	if err := s.followPolicy(ctx); err != nil {
+		return err
+	}
 	return s.listen(ctx)
 }
 
@@ -105,21 +111,23 @@ type server struct {
 	maxParseBytes            int
 
 	// Set by discover: the workers, their cached blocks and their load.
-	pool       *pool.Pool
-	index      *indexer.Index
-	book       *scoring.ActiveSequences
-	sessions   *session.Table
-	responses  *session.Table // workers by the stored responses that they have
-	health     *eject.Tracker
-	events     *feed.Feed // nil: kvepp does not subscribe to KV events
-	gauges     *enginemetrics.Gauges
-	cluster    *kube.Cluster // nil: there is none
-	join       *join.Join
-	reader     *indexerapi.Reader
-	remoteOf   func(model string) *remote.Client
-	rewrites   *modelrewrite.Rules
-	objectives *router.Objectives
-	replicas   *sharing // nil: kvepp shares nothing
+	pool  *pool.Pool
+	index *indexer.Index
+	book  *scoring.ActiveSequences
+	// the requests that wait for a note of their first token
+	firstTokens router.FirstTokens
+	sessions    *session.Table
+	responses   *session.Table // workers by the stored responses that they have
+	health      *eject.Tracker
+	events      *feed.Feed // nil: kvepp does not subscribe to KV events
+	gauges      *enginemetrics.Gauges
+	cluster     *kube.Cluster // nil: there is none
+	join        *join.Join
+	reader      *indexerapi.Reader
+	remoteOf    func(model string) *remote.Client
+	rewrites    *modelrewrite.Rules
+	objectives  *router.Objectives
+	replicas    *sharing // nil: kvepp shares nothing
 
 	// Set by decide.
 	router *router.Router
@@ -166,6 +174,7 @@ func (s *server) open(ctx context.Context) error {
 	}
 	s.accessLog = accessLog
 	s.closeWith(closeAccessLog)
+	s.recording.Share = s.proxy.ShadowShare
 	if s.recorder, err = s.recording.Open(s.m, s.log); err != nil {
 		return err
 	}
@@ -192,7 +201,8 @@ func (s *server) open(ctx context.Context) error {
 	}
 	if s.proxy.Conformance {
 		s.log.Warn(
-			"--conformance: clients can choose endpoints and see which one answered; use it for conformance tests only",
+			"--gateway conformance: clients can choose endpoints and see which one answered; use it for conformance " +
+				"tests only",
 		)
 	}
 	buffered, parsed, err := s.proxy.Buffers(debug.SetMemoryLimit(-1))
@@ -322,29 +332,38 @@ func (s *server) decide(ctx context.Context) {
 	c.Checks = s.models.StartChecks(ctx, s.loaded, s.tokenizers, s.join.Finder(func() {}), s.log)
 	c.UpperBound = s.models.UpperBound(s.loaded)
 	c.PromptComputed, c.Predict = promptComputed, s.predict()
-	if s.gauges != nil {
-		c.CacheTokens = s.gauges.CacheTokens
-	}
 	c.Metrics, c.Picker = s.m.NewRouter(s.identity()), s.m.NewPicker()
 	c.Explain, c.Keep = s.proxy.DecisionHeaders, s.keptDecisions()
 	c.Memory, c.Sessions, c.Responses, c.Ladder = s.memory, s.sessions, s.responses, s.ladder
+	if s.gauges != nil && engine == prompt.Dynamo {
+		c.FirstTokens = &s.firstTokens
+	}
 	c.Frontends, c.StockPrefill = engine == prompt.Dynamo, s.proxy.PrefillerHeader
 	c.KVUsage, c.Eject, c.FirstByte = kvUsage(s.gauges), s.health, s.ejection.FirstByte
 	c.Queue, c.Admission, c.Recorder = s.queue.Room(), s.admission, s.recorder
-	c.CountTokens = c.Queue != nil || c.Thresholds.ReadTokens() || s.recorder != nil
+	if s.queue.File != nil {
+		c.TenantHeader = s.queue.File.TenantHeader
+	}
+	if s.replicas != nil {
+		c.Charged = s.replicas.Charge
+	}
+	c.CountTokens = c.Queue != nil && c.Queue.Profiles.Waits() || c.Thresholds.ReadTokens() || s.recorder != nil
+	if s.proxy.Shadow { // kvepp holds no request back, and follows no session
+		c.Queue, c.Admission, c.Fallbacks, c.Sessions, c.FirstTokens = nil, nil, 0, nil, nil
+	}
 	s.router = router.New(c, s.pool, s.index, s.book, s.m, s.log)
-	s.pool.OnLeave(s.router.Forget)
+	s.pool.Watch(s.router)
 	s.replicas.RoutedBy(s.router)
 	if s.admission != nil {
-		s.pool.Watch(s.admission)
+		s.pool.OnLeave(s.admission.Forget)
 	}
 	s.router.Export()
 	s.health.Export(s.m)
 	s.live = &admin.Live{Pool: s.pool, Router: s.router, Index: s.index, Sessions: s.sessions, Health: s.health,
-		Events: s.events, Gauges: s.gauges, Version: readBuild().version, Started: time.Now()}
+		Events: s.events, Gauges: s.gauges, Metrics: s.m, Version: readBuild().version, Started: time.Now()}
 	s.live.Export(s.m)
 	p := s.proxy
-	p.IgnoreHints, p.Frontends = c.IgnoreHints, c.Frontends
+	p.IgnoreHints, p.Frontends, p.TenantHeader = c.IgnoreHints, c.Frontends, c.TenantHeader
 	p.MaxParseBytes, p.Memory = s.maxParseBytes, s.memory
 	p.Tracer, p.AccessLog = s.tracer, s.accessLog
 	s.picker = extproc.NewServer(p, s.router, s.m, s.log)
@@ -352,6 +371,51 @@ func (s *server) decide(ctx context.Context) {
 	if s.ports.AdminAddress != "" {
 		go s.live.Remember(ctx)
 	}
+}
+
+// followPolicy applies the policy file again when it changes.
+func (s *server) followPolicy(ctx context.Context) error {
+	if s.queue.PolicyFile == "" {
+		return nil
+	}
+	file := boundedfile.Watched{Path: s.queue.PolicyFile, Most: flags.MaxFileBytes, What: "policy file", Log: s.log,
+		Use: func([]byte) error { return s.applyPolicy() }, Refused: s.m.PolicyFileRefused.Inc}
+	return file.Watch(ctx)
+}
+
+// applyPolicy reads the policy file and applies its classes and weights. Errors: the file's; a change that needs a
+// restart.
+func (s *server) applyPolicy() error {
+	now, err := s.parseAgain()
+	if err != nil {
+		return err
+	}
+	weights := map[string]bool{}
+	for _, key := range queue.ParameterKeys {
+		if f := queue.FlagOf(now.flags, key); f != nil {
+			weights[f.Name] = true
+		}
+	}
+	fixed := ""
+	s.flags.VisitAll(func(f *pflag.Flag) {
+		if now.flags.Lookup(f.Name).Value.String() != f.Value.String() && !weights[f.Name] {
+			fixed = f.Name
+		}
+	})
+	if now.queue.File.TenantHeader != s.queue.File.TenantHeader {
+		return fmt.Errorf("restart kvepp for this change: tenant_header %q", now.queue.File.TenantHeader)
+	}
+	if fixed != "" {
+		return fmt.Errorf("restart kvepp for this change: it sets --%s", fixed)
+	}
+	policy := router.Policy{Weights: now.scoring}
+	if room := now.queue.Room(); room != nil {
+		policy.Queues = room.Profiles
+	}
+	if err := s.router.SetPolicy(policy); err != nil {
+		return fmt.Errorf("restart kvepp for this change: %w", err)
+	}
+	return nil
 }
 
 // adminHandler handles requests at --admin-address.

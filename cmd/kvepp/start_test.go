@@ -149,8 +149,8 @@ func TestChangedSettings(t *testing.T) {
 		{[]string{"--grpc-port=9002"}, nil, ""}, // the default
 		{[]string{"--metrics-port=9100"}, nil, " metrics-port 9100"},
 		{[]string{"--no-router-kv-events"}, nil, " router-kv-events false"},
-		{[]string{"--router-kv-overlap-score-weight=2"}, nil,
-			" router-policy dynamo router-prefill-load-scale 2 router-kv-overlap-score-weight 2"},
+		{[]string{"--load-aware"}, nil, " router-policy dynamo router-kv-overlap-score-credit 0 " +
+			"router-assume-kv-reuse false load-aware true router-kv-events false"},
 		{nil, map[string]string{"DYN_ROUTER_TEMPERATURE": "0.5"}, " router-policy dynamo router-temperature 0.5"},
 		{[]string{"--nats-server=nats://user:p@ss@b:2"}, nil, " nats-server nats://***@b:2"},
 	} {

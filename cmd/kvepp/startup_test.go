@@ -124,7 +124,7 @@ func TestStartupErrors(t *testing.T) {
 			"kvepp serve: --router-mode \"round_robin\": must be kv, round-robin, random, power-of-two, " +
 				"least-loaded, direct or device-aware-weighted; did you mean round-robin?" + lists},
 		{"serve --endpoints=x --router-queue-policy=fsfc", "",
-			"kvepp serve: --router-queue-policy \"fsfc\": must be fcfs, wspt or lcfs; did you mean fcfs?" + lists},
+			"kvepp serve: --router-queue-policy \"fsfc\": must be fcfs, wspt, edf or lcfs; did you mean fcfs?" + lists},
 		{"serve --endpoints=x --dynamo-callback-address=9005", "",
 			"kvepp serve: --dynamo-callback-address: address 9005: missing port in address" + lists},
 		{"serve --endpoints=x --router-approximate-cache-policy=lfu", "",

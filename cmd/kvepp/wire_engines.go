@@ -41,6 +41,12 @@ func (s *server) followEngines(ctx context.Context) *enginemetrics.Gauges {
 	c.NATSServer = s.feed.NATSServer
 	c.Booked = func(w kvblock.Worker) int { return s.book.Load(w).Requests }
 	c.Health = s.health.PageRead
+	if c.Frontends {
+		c.FirstToken = s.firstTokens.Noted
+	} else {
+		c.Adapters = s.models.Listed(s.pool, s.adapters)
+		s.pool.OnLeave(s.adapters.Left)
+	}
 	c.SilentAfter = eject.SilentAfter
 	g := enginemetrics.New(c, s.pool, s.log)
 	s.pool.Watch(g)

@@ -11,6 +11,7 @@ import (
 
 	"kvepp/internal/metrics"
 	"kvepp/pool/kube"
+	"kvepp/scoring/replica"
 	"kvepp/serve/check"
 	"kvepp/serve/listen"
 	"kvepp/serve/replicas"
@@ -40,10 +41,9 @@ func (s *server) newReplicas() (*replicas.Sharing, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := replicas.New(&s.sharing, replicas.Parts{Book: s.book, Pool: s.pool, Sessions: s.sessions,
+	r := replicas.New(&s.sharing, replica.Config{Book: s.book, Pool: s.pool, Sessions: s.sessions,
 		Stored: s.responses, Security: security, Group: replicaGroup(s.options, s.cluster),
-		Name:    cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.sharing.Port)),
-		Metrics: s.m, Log: s.log})
+		Name: cmp.Or(os.Getenv("POD_NAME"), fmt.Sprintf("%s:%d", hostName(), s.sharing.Port)), Log: s.log}, s.m)
 	go r.Serve(listen.Limit(at, "replica", listen.Connections(), s.m))
 	s.closeWith(r.Close)
 	return r, nil

@@ -109,6 +109,15 @@ func TestAPIServer(t *testing.T) {
 	s, audit := startServer(t)
 	ctx := t.Context()
 
+	for _, name := range []string{"istio", "envoy-gateway"} { // the examples of docs/shadow.md
+		text, err := os.ReadFile("../../manifests/shadow/" + name + ".yaml")
+		if err == nil {
+			err = s.Apply(ctx, "default", string(text))
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	for i, r := range everything(t) {
 		t.Run(r.name, func(t *testing.T) {
 			namespace := fmt.Sprintf("restricted-%d", i)

@@ -246,6 +246,13 @@ func TestScaling(t *testing.T) {
 				"sum(rate(kvepp_requests_total" + samples + "[1m])) 1000"}},
 		{engines, 2, []string{"ScaledObject Deployment vllm 1-8: sum(max by (worker_id, dp_rank, worker_type) (" +
 			"dynamo_frontend_worker_active_prefill_tokens" + samples + ")) 9000"}},
+		{",engineAutoscaling.enabled=true,engineAutoscaling.target.name=vllm,engineAutoscaling.by=hpa," +
+			"engineAutoscaling.queuedRequests=2,extraArgs={--hold-when-empty=10m}", 2, []string{
+			"HorizontalPodAutoscaler Deployment vllm 1-8: kvepp_queued_requests 2, kvepp_held_requests 2"}},
+		{engines + ",engineAutoscaling.minReplicas=0,engineAutoscaling.prefillTokens=null," +
+			"engineAutoscaling.queuedRequests=1,extraArgs={--hold-when-empty=10m}", 2, []string{
+			"ScaledObject Deployment vllm 0-8: (sum(kvepp_queued_requests" + samples + ") or vector(0)) + " +
+				"(sum(kvepp_held_requests" + samples + ") or vector(0)) 1"}},
 		{engines + ",leaderElection.enabled=true,engineAutoscaling.target.kind=StatefulSet", 2, []string{
 			"ScaledObject StatefulSet vllm 1-8: sum(dynamo_frontend_worker_active_prefill_tokens" + samples +
 				") 9000"}},
@@ -275,8 +282,9 @@ func scales(r *rendered) (all []string) {
 		from, to := o.at("spec", "minReplicas"), o.at("spec", "maxReplicas")
 		var loads []string
 		for _, m := range o.list("spec", "metrics") {
-			loads = append(loads, m.text("resource", "name")+m.text("pods", "metric", "name")+" "+fmt.Sprint(
-				cmp.Or(m.at("resource", "target", "averageUtilization"), m.at("pods", "target", "averageValue"))))
+			name := m.text("resource", "name") + m.text("pods", "metric", "name") + m.text("external", "metric", "name")
+			loads = append(loads, name+" "+fmt.Sprint(cmp.Or(m.at("resource", "target", "averageUtilization"),
+				m.at("pods", "target", "averageValue"), m.at("external", "target", "averageValue"))))
 		}
 		if o.text("kind") == "ScaledObject" {
 			from, to = o.at("spec", "minReplicaCount"), o.at("spec", "maxReplicaCount")
@@ -670,6 +678,10 @@ func TestRefused(t *testing.T) {
 		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm"),
 			"engineAutoscaling needs a load to follow"},
 		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
+			"engineAutoscaling.minReplicas=0", "engineAutoscaling.queuedRequests=5",
+			"extraArgs={--router-queue-threshold=2}"),
+			"engineAutoscaling.minReplicas=0: the first request must wait"},
+		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
 			"engineAutoscaling.queuedRequests=5"), "requests never wait in kvepp without --router-queue-threshold"},
 		{set("engineAutoscaling.enabled=true", "engineAutoscaling.target.name=vllm",
 			"engineAutoscaling.runningRequests=5"), "metrics.prometheus.address is missing: engineAutoscaling"},
@@ -690,6 +702,11 @@ func TestRefused(t *testing.T) {
 		{set("model.fetch.claim.create=true"), "model.fetch.claim.name is missing"},
 		{set("model.fetch.claim.name=x"), "model.fetch.claim.name is used only with model.source=fetch"},
 		{set("model.fetch.claim.storageClassName=x"), "model.fetch.claim.storageClassName has no effect"},
+		{set("shadow.enabled=true"), "would make kvepp the picker"},
+		{set("shadow.enabled=true", "pool.inferencePool=false", "envoy.create=true"), "leave envoy.create out"},
+		{set("shadow.enabled=true", "pool.inferencePool=false", "shadow.recordingClaim=x"), "set replicas=1"},
+		{set("shadow.recordingClaim=x"), "has no effect with shadow.enabled=false"},
+		{set("extraArgs={--shadow}"), "set the value shadow.enabled"},
 		{set("envoy.retries=2"), "additional properties 'retries' not allowed"},
 	} {
 		_, err := helm(t, x.args...)

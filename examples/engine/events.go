@@ -24,8 +24,8 @@ type publisher struct {
 	sent      [][]byte    // every batch; its number is its index
 }
 
-// publish opens the sockets at these ports and starts to answer replay requests. Port 0 opens no socket.
-func publish(like prompt.Engine, announce, repeat int) (*publisher, error) {
+// publish opens the sockets at these ports of a host and starts to answer replay requests. Port 0 opens no socket.
+func publish(like prompt.Engine, host string, announce, repeat int) (*publisher, error) {
 	if announce == 0 {
 		return &publisher{like: like}, nil
 	}
@@ -33,7 +33,7 @@ func publish(like prompt.Engine, announce, repeat int) (*publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(fmt.Sprintf("tcp://*:%d", announce))); err != nil {
+	if err := errors.Join(pub.SetSndhwm(0), pub.Bind(fmt.Sprintf("tcp://%s:%d", host, announce))); err != nil {
 		return nil, err
 	}
 	p := &publisher{like: like, announces: pub}
@@ -44,7 +44,7 @@ func publish(like prompt.Engine, announce, repeat int) (*publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := router.Bind(fmt.Sprintf("tcp://*:%d", repeat)); err != nil {
+	if err := router.Bind(fmt.Sprintf("tcp://%s:%d", host, repeat)); err != nil {
 		return nil, err
 	}
 	go p.repeat(router)

@@ -7,14 +7,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -48,6 +51,7 @@ func main() {
 	folder := flag.String("model", "", "folder of the model's tokenizer")
 	flag.StringVar(&e.served, "served-model-name", "tiny", "the model's name")
 	template := flag.String("chat-template", "", "chat template `FILE` in place of the model folder's")
+	host := flag.String("host", "", "address of its sockets; empty: all of the machine's")
 	port := flag.Int("port", 8000, "port of the HTTP server")
 	events := flag.Int("kv-events-port", 5557, "port of KV events; 0: no events and no replays")
 	replay := flag.Int("kv-replay-port", 5657, "port of replays; 0: none")
@@ -58,19 +62,19 @@ func main() {
 	flag.DurationVar(&e.promptPace, "prompt-token-time", 100*time.Microsecond,
 		"time for one token of the prompt that is not cached")
 	flag.Parse()
-	if err := e.run(*folder, *template, *port, *events, *replay); err != nil {
+	if err := e.run(*folder, *template, *host, *port, *events, *replay); err != nil {
 		log.Fatalf("engine: %v", err)
 	}
 }
 
-func (e *engine) run(folder, template string, port, events, replay int) (err error) {
+func (e *engine) run(folder, template, host string, port, events, replay int) (err error) {
 	if e.like != prompt.VLLM && e.like != prompt.SGLang {
 		return fmt.Errorf("-like %s: must be vllm or sglang", e.like)
 	}
 	if e.model, err = prompt.Load(folder, prompt.Options{Engine: e.like, ChatTemplate: template}); err != nil {
 		return err
 	}
-	if e.events, err = publish(e.like, events, replay); err != nil {
+	if e.events, err = publish(e.like, cmp.Or(host, "*"), events, replay); err != nil {
 		return err
 	}
 	http.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -83,7 +87,7 @@ func (e *engine) run(folder, template string, port, events, replay int) (err err
 	http.HandleFunc("POST /v1/completions", e.generate)
 	e.tell()
 	hub(folder)
-	return http.ListenAndServe(fmt.Sprintf(":%d", port), new(faults).around(http.DefaultServeMux))
+	return http.ListenAndServe(net.JoinHostPort(host, strconv.Itoa(port)), new(faults).around(http.DefaultServeMux))
 }
 
 // generate answers a chat or a completion, in one piece or as a stream.

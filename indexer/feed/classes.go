@@ -14,7 +14,7 @@ import (
 // without the blocks of classes, the index does not have these.
 func (s *subscriber) setClasses(t kvblock.Traits) {
 	h := indexer.Hybrid{Classes: t.Classes, BlockSize: cmp.Or(t.BlockSize, s.dumpSize), Chunk: s.layers.Chunk,
-		Drop: s.eagleDrop, WithoutFull: t.WithoutFull, Incomplete: s.seeded && (!s.grouped || s.unnumbered)}
+		Drop: s.eagleDrop, Incomplete: s.seeded && (!s.grouped || s.unnumbered)}
 	if t.EAGLE {
 		h.Drop = 0 // blocks are hashed together with the token behind them instead
 	}
@@ -30,16 +30,6 @@ func (s *subscriber) setClasses(t kvblock.Traits) {
 	} else {
 		s.feed.index.SetHybrid(s.worker, &h)
 	}
-}
-
-// boundDigests makes the normalizer forget the digests of blocks that the index has evicted, once they are more than
-// those of blocks in it.
-func (s *subscriber) boundDigests() {
-	n := s.normalizer.Digests()
-	if n == 0 || n <= 2*(s.feed.index.WorkerEntries(s.worker)+kvblock.MaxOtherDigests) {
-		return
-	}
-	s.normalizer.KeepDigests(func(e kvblock.EngineHash) bool { return s.feed.index.Holds(s.worker, e) })
 }
 
 // compareLayers logs what the events say about the model's layers that its config.json does not, or the other way

@@ -87,11 +87,6 @@ type Config struct {
 	Adapter func(w kvblock.Worker, name string)
 	// UnmarkedSalts says that cache salts in events are the clients', see kvblock.Normalizer.UnmarkedSalts.
 	UnmarkedSalts bool
-	// HashSeeds are what EngineHashes are made of; Validate makes them. Empty: none.
-	HashSeeds []string
-	// EngineHashes, if not nil, are the ways in which vLLM workers may compute their block hashes. kvepp then computes
-	// those of workers whose model has no full attention, and so knows which blocks they hold.
-	EngineHashes *kvblock.EngineHashes
 	// Layers returns what config.json says about a model's layers. nil: nothing is known of any model.
 	Layers func(model string) Layers
 	// Connection, if not nil, is called when the subscription to a worker's own event socket connects or disconnects,
@@ -303,13 +298,8 @@ func (f *Feed) subscriber(w pool.Worker) *subscriber {
 func (f *Feed) joined(s *subscriber, leave func(), err error) {
 	if err != nil {
 		f.metrics.Event("subscription", "failed", 1)
-		f.log.Error(
-			"cannot subscribe to a worker's KV events, so kvepp does not know its cache",
-			"worker",
-			s.name,
-			"error",
-			err,
-		)
+		f.log.Error("cannot subscribe to a worker's KV events, so kvepp does not know its cache",
+			"worker", s.name, "error", err)
 		return
 	}
 	f.mu.Lock()
@@ -375,7 +365,6 @@ type subscriber struct {
 	adapter    string         // the last adapter passed to Config.Adapter
 	otherRank  bool           // already logged that batches name another rank
 	malformed  bool           // already logged that a message cannot be decoded
-	foreign    bool           // already logged that its block hashes cannot be computed
 	online     bool           // between Connected and Disconnected
 
 	gaps, restarts, cuts loglimit.Limiter // of log lines
@@ -389,7 +378,6 @@ type subscriber struct {
 func (s *subscriber) reset() {
 	if s.normalizer == nil {
 		s.normalizer = kvblock.NewNormalizer(s.blockSize)
-		s.normalizer.ComputeHashes(s.feed.config.EngineHashes)
 		if s.feed.config.UnmarkedSalts {
 			s.normalizer.UnmarkedSalts()
 		}
@@ -425,14 +413,8 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 		f.metrics.Event("batch", "other_rank", 1)
 		if !s.otherRank {
 			s.otherRank = true
-			f.log.Error(
-				"a worker's KV events name another data-parallel rank, so kvepp ignores them; correct "+
-					"dataParallelStartRank or kvEvents",
-				"worker",
-				s.name,
-				"announced_rank",
-				batch.Rank,
-			)
+			f.log.Error("a worker's KV events name another data-parallel rank, so kvepp ignores them; correct "+
+				"dataParallelStartRank or kvEvents", "worker", s.name, "announced_rank", batch.Rank)
 		}
 		return
 	}
@@ -441,22 +423,9 @@ func (s *subscriber) Message(seq uint64, _, payload []byte) {
 	d.operations = s.normalizer.Normalize(batch, d.operations[:0])
 	s.setClasses(s.normalizer.Traits())
 	stores := s.apply(d.operations)
-	s.boundDigests()
 	if stores {
 		s.compareLayers()
 		s.reportAdapters(batch)
-		s.reportTraits(s.normalizer.Traits())
-	}
-	if s.normalizer.HashesUnknown() && !s.foreign {
-		s.foreign = true
-		f.log.Warn(
-			"a worker's model has no full attention, and kvepp cannot compute its block hashes, so it does not know "+
-				"what the worker has cached. Name the PYTHONHASHSEED of vLLM in --vllm-hash-seeds, and use "+
-				"--prefix-caching-hash-algo sha256 or sha256_cbor (the prompts may also all have adapters, media or "+
-				"cache salts)",
-			"worker",
-			s.name,
-		)
 		s.reportTraits(s.normalizer.Traits())
 	}
 }
@@ -600,17 +569,9 @@ func (s *subscriber) gap(expected, got uint64) {
 		return
 	}
 	s.feed.metrics.Event("subscription", "gap", 1)
-	s.gaps.Log(
-		s.feed.log,
-		slog.LevelWarn,
-		"KV events were lost: kvepp clears the worker's blocks until the engine announces them again",
-		"worker",
-		s.name,
-		"expected",
-		expected,
-		"got",
-		got,
-	)
+	s.gaps.Log(s.feed.log, slog.LevelWarn,
+		"KV events were lost: kvepp clears the worker's blocks until the engine announces them again", "worker", s.name,
+		"expected", expected, "got", got)
 	s.empty()
 }
 
@@ -626,14 +587,9 @@ func (s *subscriber) Restart() {
 
 func (s *subscriber) restart() {
 	s.feed.metrics.Event("subscription", "restart", 1)
-	s.restarts.Log(
-		s.feed.log,
-		slog.LevelInfo,
+	s.restarts.Log(s.feed.log, slog.LevelInfo,
 		"the publisher of KV events restarted, or its connection was lost and no replay shows that it is the same: "+
-			"kvepp clears the worker's blocks",
-		"worker",
-		s.name,
-	)
+			"kvepp clears the worker's blocks", "worker", s.name)
 	s.empty()
 }
 
@@ -669,11 +625,7 @@ func (s *subscriber) unreadable(err error) {
 		s.malformed = true
 		s.feed.log.Error(
 			"cannot read a message on a KV event socket: kvepp clears the worker's blocks; logged once for each worker",
-			"worker",
-			s.name,
-			"error",
-			err,
-		)
+			"worker", s.name, "error", err)
 	}
 	s.empty()
 }

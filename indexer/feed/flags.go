@@ -8,17 +8,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"kvepp/internal/flags"
-	"kvepp/kvblock"
 )
 
 // AddFlags declares the flags, and sets what has none.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Threads = 4 // of the others, so that a flood of events leaves processors for requests
-	fs.StringSliceVar(&c.HashSeeds, "vllm-hash-seeds", nil,
-		"compute vLLM's block hashes for workers whose model has no full attention (sliding windows in all layers), "+
-			"whose KV events alone do not tell which blocks they hold. `SEEDS`, separated by commas: the values of "+
-			"PYTHONHASHSEED that the workers may have, and default for vLLM's own seed, which kvepp always tries. "+
-			"Takes about 110 bytes for each block that such a worker holds. Empty: off")
 	fs.StringVar(&c.CallbackAddress, "dynamo-callback-address", ":0",
 		"`HOST:PORT` where Dynamo's workers without kvEvents connect to kvepp and tell which blocks they hold. "+
 			"Without a host: the address from which kvepp reaches the worker; port 0: any free one. kvepp listens at "+
@@ -28,17 +22,12 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	flags.Inherit(fs, "nats-server", "NATS_SERVER")
 }
 
-// Validate sets EngineHashes from HashSeeds, and returns an error if a setting is invalid.
-func (c *Config) Validate() (err error) {
+// Validate returns an error if a setting is invalid.
+func (c *Config) Validate() error {
 	if _, port, err := net.SplitHostPort(c.CallbackAddress); err != nil {
 		return fmt.Errorf("--dynamo-callback-address: %w", err)
 	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("--dynamo-callback-address %q: the port must be a number up to 65535", c.CallbackAddress)
-	}
-	if len(c.HashSeeds) > 0 {
-		if c.EngineHashes, err = kvblock.NewEngineHashes(c.HashSeeds); err != nil {
-			return fmt.Errorf("--vllm-hash-seeds: %w", err)
-		}
 	}
 	return nil
 }

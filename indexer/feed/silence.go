@@ -128,20 +128,17 @@ func (f *Feed) newSilenceDetector(w pool.Worker) *silenceDetector {
 func (f *Feed) withoutEvents(w kvblock.Worker) string {
 	s := f.pool.Acquire()
 	defer s.Release()
-	for i := range s.Workers {
-		switch x := &s.Workers[i]; {
-		case x.Worker != w:
-		case x.OtherTokenizer:
-			return "kvepp routes to it by load"
-		case x.BlockSize == 0:
-			return "its block size is also unknown, so kvepp routes to it by load (reason no_block_size). " +
-				"With blockSize in the endpoints file or --kv-cache-block-size kvepp predicts its cache from the " +
-				"requests sent to it"
-		default:
-			return "kvepp predicts its cache from the requests sent to it"
-		}
+	switch x := s.Worker(w); {
+	case x == nil:
+		return "it has left"
+	case x.OtherTokenizer:
+		return "kvepp routes to it by load"
+	case x.BlockSize == 0:
+		return "its block size is also unknown, so kvepp routes to it by load (reason no_block_size). " +
+			"With blockSize in the endpoints file or --kv-cache-block-size kvepp predicts its cache from the " +
+			"requests sent to it"
 	}
-	return "it has left"
+	return "kvepp predicts its cache from the requests sent to it"
 }
 
 // engineFlag returns the setting that makes an engine publish events.

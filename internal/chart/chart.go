@@ -4,24 +4,22 @@ package chart
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"html"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
-	"unicode/utf8"
 )
 
 // Chart is a chart of lines or of bars.
 type Chart struct {
 	Title, XLabel, YLabel string
-	Log                   bool    // X is logarithmic; of bars from the power of ten below the least value above 0 on
+	Log                   bool    // X of lines is logarithmic
 	To                    float64 // least end of Y, which begins at 0; of bars, of X
 	Lines                 []Line
 	Bars                  []Bar
-	Mark                  float64 // a vertical line with MarkName; 0: none
-	MarkName              string
 }
 
 // Line has points in order of X. Those that are not finite, or not above 0 on a logarithmic scale, are left out.
@@ -41,17 +39,10 @@ func (c *Chart) Save(path string) error {
 	return cmp.Or(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(c.String()), 0o644))
 }
 
-// The palette is Okabe's and Ito's, which color-blind readers can tell apart, lighter where the ground is dark.
-const head = `<svg xmlns="http://www.w3.org/2000/svg" width="760" height="%[1]d" viewBox="0 0 760 %[1]d" role="img"
-font-family="system-ui,sans-serif" font-size="12"><title>%[2]s</title><style>
-svg{--0:#0072b2;--1:#d55e00;--2:#009e73;--3:#b5529a;--4:#8a6d00;--5:#4b5563;
---g:#fff;--i:#1f2328;--s:#59636e;--l:#d1d9e0}
-@media (prefers-color-scheme:dark){svg{--0:#4aa8e0;--1:#ff8a3d;--2:#2fcf9f;--3:#e08fc4;--4:#e6c229;--5:#c3cad5;
---g:#0d1117;--i:#e6edf3;--s:#9198a1;--l:#3d444d}}
-.ink{fill:var(--i)}.soft{fill:var(--s)}.value{fill:var(--i);stroke:var(--g);stroke-width:4;paint-order:stroke}
-.grid{stroke:var(--l)}.mark{stroke:var(--i);stroke-dasharray:4 3}.line{fill:none;stroke-width:2;stroke-linejoin:round}
-</style><rect width="760" height="%[1]d" fill="var(--g)"/><text x="64" y="24" class="ink" font-size="15">%[2]s</text>
-`
+// head begins a picture. Its palette is Okabe's and Ito's, which color-blind readers can tell apart.
+//
+//go:embed head.svg
+var head string
 
 const top, plot, bar, letter = 44, 280, 26, 7.2 // heights in the units of the picture, and the width of a letter
 
@@ -106,10 +97,6 @@ func (c *Chart) begin(x scale, end, below int) *picture {
 	}
 	p.text((x.start+x.end)/2, float64(end+36), "middle", "soft", c.XLabel)
 	p.text(64, top-6, "start", "soft", c.YLabel)
-	if c.Mark > 0 {
-		p.add(`<path class="mark" d="M%.1f %dV%d"/>`, x.at(c.Mark), end, top-4)
-		p.text(x.at(c.Mark), top-8, "end", "soft", c.MarkName)
-	}
 	return p
 }
 
@@ -128,11 +115,8 @@ func (c *Chart) String() string {
 			}
 		}
 	}
-	if x.from > x.to { // no point
-		x.from, x.to = 1, 10
-	}
-	if x.to <= x.from*1.0001 {
-		x.to = x.from + max(math.Abs(x.from), 1)
+	if x.to <= x.from*1.0001 { // one point, or none
+		x.from, x.to = min(x.from, 1), max(x.to, 1)+1
 	}
 	y.to = cmp.Or(max(y.to, y.from+1e-9*math.Abs(y.from)), 1)
 	p := c.begin(x, top+plot, 18*((len(shown)+3)/4))
@@ -154,27 +138,17 @@ func (c *Chart) String() string {
 }
 
 func (c *Chart) bars() string {
-	x, least, letters := scale{to: c.To, end: 686, log: c.Log}, math.Inf(1), 0
+	x, letters := scale{to: c.To, end: 686}, 0
 	for _, b := range c.Bars {
-		letters = max(letters, min(utf8.RuneCountInString(b.Name), 60))
-		if x.to = max(x.to, b.Value); b.Value > 0 {
-			least = min(least, b.Value)
-		}
+		x.to, letters = max(x.to, b.Value), max(letters, min(len([]rune(b.Name)), 60))
 	}
 	x.start, x.to = 14+letter*float64(letters), cmp.Or(x.to, 1)
-	if c.Log {
-		x.from = math.Pow(10, math.Floor(math.Log10(min(least, x.to))))
-		x.to = max(x.to, 10*x.from)
-	}
 	p := c.begin(x, top+bar*len(c.Bars), 0)
 	for i, b := range c.Bars {
-		y, width, digits := float64(top+i*bar), x.at(max(b.Value, x.from))-x.start, 1
-		if c.Log { // values differ much: each has at least three digits
-			digits = min(max(2-int(math.Floor(math.Log10(max(b.Value, 1e-9)))), 0), 4)
-		}
+		y, width := float64(top+i*bar), x.at(b.Value)-x.start
 		p.text(x.start-8, y+17, "end", "ink", fmt.Sprintf("%.60s", b.Name))
 		p.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%d" fill="var(--0)"/>`, x.start, y+4, width, bar-8)
-		p.text(x.start+width+6, y+17, "start", "value", fmt.Sprintf("%.*f", digits, b.Value))
+		p.text(x.start+width+6, y+17, "start", "value", fmt.Sprintf("%.4g", b.Value))
 	}
 	return p.String() + "</svg>\n"
 }

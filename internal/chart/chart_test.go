@@ -92,7 +92,7 @@ func TestTicks(t *testing.T) {
 
 // TestBars: a bar is as long as its value, and the dark look is in the file.
 func TestBars(t *testing.T) {
-	c := Chart{Title: "t", To: 100, Bars: []Bar{{"half", 50}, {"all", 100}, {"none", 0}}, Mark: 90, MarkName: "m"}
+	c := Chart{Title: "t", To: 100, Bars: []Bar{{"half", 50}, {"all", 100}, {"none", 0}}}
 	var widths []float64
 	for _, r := range elements(t, c.String(), "rect")[1:] {
 		w, _ := strconv.ParseFloat(r["width"], 64)
@@ -107,14 +107,9 @@ func TestBars(t *testing.T) {
 	elements(t, (&Chart{Title: "none"}).String(), "svg")
 }
 
-// TestLogBars: on a logarithmic scale each decade has the same width, a value that it cannot show has no bar, and
-// longer names get more room. Save creates the folder.
-func TestLogBars(t *testing.T) {
-	c := Chart{Title: "t", Log: true, Bars: []Bar{
-		{strings.Repeat("decade", 7), 10}, {"two", 100}, {"three", 1000}, {"0", 0}}}
-	for i := range c.Bars[:3] {
-		c.Bars[i].Value *= 1.5 // the scale begins at 10
-	}
+// TestSave: longer names get more room, and Save creates the folder.
+func TestSave(t *testing.T) {
+	c := Chart{Title: "t", Bars: []Bar{{strings.Repeat("decade", 7), 15}, {"two", 150}, {"three", 1500}}}
 	file := filepath.Join(t.TempDir(), "new", "c.svg")
 	if err := c.Save(file); err != nil {
 		t.Fatal(err)
@@ -123,19 +118,12 @@ func TestLogBars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var widths []float64
 	for _, r := range elements(t, string(text), "rect")[1:] {
-		w, _ := strconv.ParseFloat(r["width"], 64)
-		widths = append(widths, w)
 		if x, _ := strconv.ParseFloat(r["x"], 64); x < 250 {
 			t.Errorf("names have room up to %v", x)
 		}
 	}
-	if len(widths) != 4 || widths[0] <= 0 || widths[3] != 0 ||
-		math.Abs(widths[2]-widths[1]-(widths[1]-widths[0])) > 0.2 {
-		t.Errorf("bars %v", widths)
-	}
-	for _, want := range []string{">15.0<", ">150<", ">1500<"} {
+	for _, want := range []string{">15<", ">150<", ">1500<"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no value %s", want)
 		}

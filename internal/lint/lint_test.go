@@ -40,29 +40,31 @@ var may = map[string]string{
 	"internal/prefetch":     "",
 	"internal/suggest":      "",
 	"internal/useragent":    "",
-	"serve/join": "internal/flags internal/loglimit internal/metrics internal/suggest pool pool/dynamo " +
+	"serve/join": "internal/boundedfile internal/flags internal/loglimit internal/metrics internal/suggest pool " +
+		"pool/dynamo " +
 		"pool/enginemetrics pool/engineversion pool/kube prompt kvblock serve/models",
 	"serve/models": "indexer/feed internal/flags internal/metrics kvblock pool pool/dynamo pool/engineversion prompt " +
 		"prompt/body prompt/remote router router/modelrewrite",
-	"serve/check": "indexer kvblock pool pool/dynamo prompt prompt/remote zmqsub prompt/body " +
+	"serve/check": "indexer kvblock pool pool/dynamo pool/enginemetrics prompt prompt/remote zmqsub prompt/body " +
 		"internal/metrics internal/useragent internal/boundedfile internal/flags",
-	"internal/tracing":    "internal/metrics internal/useragent",
-	"extproc/extproctest": "",
-	"prompt/body":         "prompt/values internal/overrides",
-	"router/budget":       "prompt/body",
+	"internal/tracing":     "internal/metrics internal/useragent",
+	"extproc/extproctest":  "",
+	"serve/check/protocol": "serve/check internal/useragent",
+	"prompt/body":          "prompt/values internal/overrides",
+	"router/budget":        "prompt/body",
 	"prompt": "prompt/bpe prompt/encoders prompt/jinja prompt/values kvblock prompt/body " +
 		"internal/boundedfile internal/flags internal/suggest",
 	"prompt/encoders":        "prompt/jinja prompt/values",
 	"prompt/fetch":           "internal/flags internal/useragent",
 	"prompt/fetch/fetchtest": "",
 	"prompt/tokenize":        "internal/flags kvblock prompt prompt/body",
-	"prompt/bpe":             "kvblock internal/prefetch",
+	"prompt/bpe":             "kvblock prompt/values internal/prefetch",
 	"prompt/remote": "prompt prompt/values kvblock prompt/body internal/metrics internal/loglimit " +
 		"internal/useragent",
 	"test/parity":        "prompt prompt/remote kvblock prompt/jinja prompt/values prompt/body internal/metrics",
 	"internal/overrides": "",
 	"scoring":            "kvblock internal/flags internal/metrics internal/overrides",
-	"pool":               "kvblock internal/boundedfile internal/suggest",
+	"pool":               "kvblock internal/suggest",
 	"indexer":            "kvblock internal/flags internal/hugepage internal/metrics internal/prefetch",
 	"pool/dynamo":        "kvblock pool internal/boundedfile internal/useragent",
 	"pool/kube": "kvblock pool pool/dynamo router/modelrewrite internal/flags internal/metrics " +
@@ -101,8 +103,9 @@ var may = map[string]string{
 	"serve/admin": "serve/api prompt/body router/ladder internal/flags internal/suggest router router/eject scoring " +
 		"indexer indexer/feed internal/metrics pool pool/enginemetrics router/session",
 
-	"serve/listen":              "extproc internal/connlimit internal/metrics serve/logs serve/secrets",
-	"serve/llmd":                "internal/boundedfile internal/flags internal/metrics internal/suggest router",
+	"serve/listen": "extproc internal/connlimit internal/metrics serve/logs serve/secrets",
+	"serve/llmd": "extproc internal/boundedfile internal/flags internal/metrics internal/suggest pool " +
+		"router router/queue scoring serve/models",
 	"serve/logs":                "internal/flags internal/loglimit internal/metrics router/record",
 	"serve/secrets":             "internal/boundedfile internal/flags internal/metrics",
 	"serve/secrets/secretstest": "",
@@ -115,10 +118,12 @@ var may = map[string]string{
 	"test/bench/cputime": "",
 	"test/bench/events": "test/bench/cputime indexer indexer/feed kvblock kvblock/kvblocktest pool scoring zmqsub " +
 		"internal/metrics",
-	"test/bench/events/binding":  "test/bench/cputime",
-	"test/bench/index":           "test/bench/cputime indexer kvblock",
-	"test/bench/path":            "internal/chart test/harness/apiserver test/harness/process",
-	"test/bench/quality":         "internal/chart replay test/harness/stack",
+	"test/bench/events/binding": "test/bench/cputime",
+	"test/bench/index":          "test/bench/cputime indexer kvblock",
+	"test/bench/path":           "internal/chart test/harness/apiserver test/harness/process",
+	"test/bench/quality": "internal/chart prompt prompt/body replay test/harness/apiserver test/harness/process " +
+		"test/harness/stack",
+	"test/bench/queue":           "router/queue test/harness/stack",
 	"test/bench/replicas-replay": "replay scoring",
 	"test/bench/tokenizers":      "prompt kvblock prompt/body",
 	"e2e": "test/harness/process test/harness/stack prompt/body internal/bodytest " +
@@ -128,8 +133,9 @@ var may = map[string]string{
 	"test/harness/parts":   "",
 	"test/harness/stack":   "test/harness/process",
 	"examples/demo":        "test/harness/browser test/harness/process test/harness/stack",
+	"test/aigw":            "test/harness/parts test/harness/process test/harness/stack",
 	"test/kube": "test/harness/apiserver test/harness/process test/harness/stack kvblock " +
-		"kvblock/kvblocktest pool/kube",
+		"kvblock/kvblocktest pool/kube serve/secrets/secretstest",
 	"test/harness/apiserver": "test/harness/process",
 	"test/kind":              "test/harness/process test/harness/stack",
 	"examples/engine":        "prompt/body kvblock prompt",
@@ -144,10 +150,12 @@ var may = map[string]string{
 
 // only lists what few packages may import from elsewhere.
 var only = map[string][]string{
-	"github.com/envoyproxy/": {"extproc", "extproc/extproctest", "serve/listen", "test/bench/path"},
+	"github.com/envoyproxy/": {"extproc", "extproc/extproctest", "serve/check/protocol", "serve/listen",
+		"test/bench/path"},
 	"google.golang.org/grpc": {
 		"extproc",
 		"extproc/extproctest",
+		"serve/check/protocol",
 		"serve/listen",
 		"serve/logs",
 		"test/bench/path",
@@ -156,16 +164,17 @@ var only = map[string][]string{
 		"internal/tracing/tracingtest",
 	},
 	"github.com/pebbe/zmq4": {
-		"zmqsub", "test/bench/events", "test/bench/events/binding", "examples/engine",
+		"zmqsub", "test/bench/events", "test/bench/events/binding", "test/bench/quality", "examples/engine",
+		"test/harness/stack",
 	},
 	"github.com/nats-io/": {"internal/natssub"},
 	"github.com/prometheus/client_golang/": {
 		"internal/metrics", "internal/metrics/metricstest", "cmd/kvepp", "serve/listen", "serve/logs",
 	},
 	"go.opentelemetry.io/":       {"internal/tracing", "internal/tracing/tracingtest"},
-	"k8s.io/":                    {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
+	"k8s.io/":                    {"pool/kube", "serve/llmd", "test/harness/apiserver", "e2e/manifests"},
 	"sigs.k8s.io/":               {"pool/kube", "test/harness/apiserver", "e2e/manifests"},
-	"github.com/fsnotify/":       {"pool"},
+	"github.com/fsnotify/":       {"internal/boundedfile"},
 	"github.com/zeebo/xxh3":      {"kvblock"},
 	"lukechampine.com/blake3":    {"pool/dynamo"},
 	"golang.org/x/text/":         {"prompt/jinja", "prompt/bpe"},

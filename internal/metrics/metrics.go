@@ -1,18 +1,20 @@
 // Package metrics declares every metric that kvepp exports, in one place, so that names and labels can be read
 // together.
 //
-// It owns names, help texts and buckets. It makes no decisions. No label takes a value that a client chooses.
+// It owns names, help texts and buckets. It makes no decisions. No label takes a value that only a client chose.
 // Concurrency: everything is safe from any goroutine.
 package metrics
 
 import (
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	dto "github.com/prometheus/client_model/go"
 )
 
 // Metrics is the set of exported metrics. Create it with New.
@@ -22,6 +24,7 @@ type Metrics struct {
 
 	requests        *prometheus.CounterVec
 	decisions       *prometheus.CounterVec
+	conditional     *prometheus.CounterVec
 	events          *prometheus.CounterVec
 	phases          *prometheus.HistogramVec
 	tokenizerURL    *prometheus.CounterVec
@@ -30,6 +33,8 @@ type Metrics struct {
 	rejected        *prometheus.CounterVec
 	servedBy        *prometheus.CounterVec
 	rewritten       *prometheus.CounterVec
+	shadowed        *prometheus.CounterVec
+	shadowTokens    *prometheus.CounterVec
 	ejections       *prometheus.CounterVec
 	queueWait       prometheus.Histogram
 	unusable        *prometheus.CounterVec
@@ -55,6 +60,8 @@ type Metrics struct {
 	ImpossibleUsage prometheus.Counter
 	// EndpointFileRefused counts refused reads of the endpoints file.
 	EndpointFileRefused prometheus.Counter
+	// PolicyFileRefused counts refused reads of the policy file.
+	PolicyFileRefused prometheus.Counter
 	// IgnoredEndpoints is the number of encode workers, which are never candidates.
 	IgnoredEndpoints prometheus.Gauge
 	// RefusedEndpoints is the number of endpoints left out because one of their names or addresses is invalid.
@@ -65,6 +72,8 @@ type Metrics struct {
 	OnlyCandidate prometheus.Counter
 	// Unpaired counts requests that were refused because no prefill worker was ready.
 	Unpaired prometheus.Counter
+	// FirstTokensNoted counts first tokens that workers noted on Dynamo's event plane and kvepp waited for.
+	FirstTokensNoted prometheus.Counter
 	// Injected counts requests that were forwarded with their token ids.
 	Injected prometheus.Counter
 	// ModelFileMismatches is the number of model files that differ between a worker and kvepp.
@@ -94,200 +103,225 @@ func version() string {
 // New declares the metrics on a new registry, together with Go's runtime and process metrics.
 func New() *Metrics {
 	m := &Metrics{Registry: prometheus.NewRegistry()}
-	declare := promauto.With(m.Registry)
+	declare := declarer{promauto.With(m.Registry)}
 	m.declareRequests(declare)
 	m.declareRouting(declare)
 	m.declareCachedTokens(declare)
 	m.declareTokenization(declare)
 	m.declareEndpoints(declare)
+	m.declareShadow(declare)
 	m.declarePhases(declare)
-	m.events = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_events_total",
-		Help: "KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for their " +
+	m.events = declare.counters("kvepp_events_total",
+		"KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for their "+
 			"transport; query for questions to Dynamo's workers) and outcome (applied, or the reason why not).",
-	}, []string{"kind", "outcome"})
+		"kind", "outcome")
 	declare.NewGauge(prometheus.GaugeOpts{
 		Name: "kvepp_build_info", Help: "Always 1.", ConstLabels: prometheus.Labels{"version": version()},
 	}).Set(1)
-	m.Registry.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
+	m.Registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
+// declarer declares metrics by name, help and labels.
+type declarer struct{ promauto.Factory }
+
+func (d declarer) counter(name, help string) prometheus.Counter {
+	return d.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func (d declarer) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return d.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func (d declarer) gauge(name, help string) prometheus.Gauge {
+	return d.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
 // declareRequests declares what became of requests and responses.
-func (m *Metrics) declareRequests(declare promauto.Factory) {
-	m.requests = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_requests_total",
-		Help: "HTTP requests by the status that the client received from the endpoint or from kvepp; \"none\": the " +
-			"stream ended before a response.",
-	}, []string{"code"})
+func (m *Metrics) declareRequests(declare declarer) {
+	m.requests = declare.counters("kvepp_requests_total",
+		"HTTP requests by the status that the client received from the endpoint or from kvepp; \"none\": the "+
+			"stream ended before a response.", "code")
 	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
-	m.servedBy = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_served_total",
-		Help: "Requests for which the proxy reported the serving endpoint, by outcome: as_chosen; moved (another " +
-			"endpoint, after a retry or a fallback; its load is counted there); unknown (an endpoint that kvepp does " +
-			"not know; its load is not counted).",
-	}, []string{"outcome"})
+	m.servedBy = declare.counters("kvepp_served_total",
+		"Requests for which the proxy reported the serving endpoint, by outcome: as_chosen; moved (another "+
+			"endpoint, after a retry or a fallback; its load is counted there); unknown (an endpoint that kvepp does "+
+			"not know; its load is not counted).", "outcome")
 	for _, outcome := range []string{"as_chosen", "moved", "unknown"} {
 		m.servedBy.WithLabelValues(outcome)
 	}
-	m.rejected = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_rejections_total",
-		Help: "Requests rejected because of load, by cause: overloaded (every candidate is above a busy threshold), " +
-			"queue_full, queue_limit (the limit of its policy class), queue_timeout, no_room (--router-admission), " +
-			"streams (--max-streams), held_bytes (--max-buffered-bytes).",
-	}, []string{"cause"})
+	m.rejected = declare.counters("kvepp_rejections_total",
+		"Requests rejected because of load, by cause: overloaded (every candidate is above a busy threshold), "+
+			"queue_full, queue_limit (the limit of its policy class), queue_timeout, no_room (--router-admission), "+
+			"hold_timeout (--hold-when-empty), deadline (that cannot be met), "+
+			"shutting_down (it waited when --drain-timeout ended), "+
+			"streams (--max-streams), held_bytes (--max-buffered-bytes).", "cause")
 	m.queueWait = declare.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kvepp_queue_wait_seconds",
 		Help:    "Queue wait, including abandoned and rejected requests.",
 		Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18), // 1 ms .. 131 s
 	})
-	m.Unread = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_unread_answers_total",
-		Help: "Responses that kvepp forwarded without reading because they are compressed (content-encoding): no " +
-			"metric includes their tokens or their time to first token.",
-	})
-	m.ImpossibleUsage = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_reported_usage_ignored_total",
-		Help: "Responses whose reported usage kvepp ignored, because it cannot be true: more tokens than the request " +
-			"allows or the response has room for, or more cached tokens than the prompt has. A rise means a broken " +
-			"or hostile engine.",
-	})
+	m.Unread = declare.counter("kvepp_unread_answers_total",
+		"Responses that kvepp forwarded without reading because they are compressed (content-encoding): no "+
+			"metric includes their tokens or their time to first token.")
+	m.ImpossibleUsage = declare.counter("kvepp_reported_usage_ignored_total",
+		"Responses whose reported usage kvepp ignored, because it cannot be true: more tokens than the request "+
+			"allows or the response has room for, or more cached tokens than the prompt has. A rise means a broken "+
+			"or hostile engine.")
 }
 
 // declareRouting declares the counts of routing decisions.
-func (m *Metrics) declareRouting(declare promauto.Factory) {
-	m.decisions = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_decisions_total",
-		Help: "Routing decisions by reason: \"kv\" priced overlap and load, \"kv_rendered\" the same with an " +
-			"engine's token ids, \"media_prefix\" overlap up to the first image; every other reason says why only " +
-			"load was priced.",
-	}, []string{"reason"})
-	selections := declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_selections_total",
-		Help: "Workers chosen, by role: aggregated (the whole request), or one for prefill and one for decode.",
-	}, []string{"role"})
+func (m *Metrics) declareRouting(declare declarer) {
+	m.decisions = declare.counters("kvepp_decisions_total",
+		"Routing decisions by reason: \"kv\" priced overlap and load, \"kv_rendered\" the same with an "+
+			"engine's token ids, \"media_prefix\" overlap up to the first image; every other reason says why only "+
+			"load was priced.", "reason")
+	selections := declare.counters("kvepp_selections_total",
+		"Workers chosen, by role: aggregated (the whole request), or one for prefill and one for decode.", "role")
 	m.AggregatedSelections = selections.WithLabelValues("aggregated")
 	m.PrefillSelections = selections.WithLabelValues("prefill")
 	m.DecodeSelections = selections.WithLabelValues("decode")
-	m.OnlyCandidate = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_only_candidate_total",
-		Help: "Workers chosen because no other one was a candidate; a rise means that sessions, pins, subset hints, " +
-			"ejections or overload leave kvepp no choice.",
-	})
-	m.Unpaired = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_unpaired_requests_total",
-		Help: "Requests refused because decode workers were ready but no prefill worker that pairs with one of them.",
-	})
-	m.hints = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_hints_ignored_total",
-		Help: "Routing hints of clients, in headers or nvext, that kvepp ignored, by hint and cause: malformed, " +
-			"disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given), unheard (a tenant, " +
-			"while endpoints are not Dynamo frontends).",
-	}, []string{"hint", "cause"})
-	m.rewritten = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "inference_extension_model_rewrite_decisions_total",
-		Help: "Requests to which a model rewrite rule applied, by rule, requested model (other: a model that no rule " +
-			"names) and target.",
-	}, []string{"model_rewrite_name", "model_name", "target_model"})
-	m.Injected = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_injected_token_data_total",
-		Help: "Requests forwarded with their token ids, so that Dynamo's frontend does not tokenize them " +
-			"(--inject-token-data).",
-	})
+	m.OnlyCandidate = declare.counter("kvepp_only_candidate_total",
+		"Workers chosen because no other one was a candidate; a rise means that sessions, pins, subset hints, "+
+			"ejections or overload leave kvepp no choice.")
+	m.conditional = declare.counters("kvepp_conditional_total",
+		"Requests for decode workers with --router-conditional-disagg, by outcome. A decode worker computed the "+
+			"prompt alone: bypassed (by the policy), no_prefill (there is no prefill worker), prefill_lost (all are "+
+			"ejected, cordoned or overloaded). A prefill worker computed it: isl, ratio (too much was to compute), "+
+			"prefill_calm (it was not busy), cost (it is faster), decode_busy, decode_unknown (the decode worker's "+
+			"KV blocks).",
+		"outcome")
+	m.Unpaired = declare.counter("kvepp_unpaired_requests_total",
+		"Requests refused because decode workers were ready but no prefill worker that pairs with one of them.")
+	m.hints = declare.counters("kvepp_hints_ignored_total",
+		"Routing hints of clients, in headers or nvext, that kvepp ignored, by hint and cause: malformed, "+
+			"disabled (--ignore-client-hints), not_allowed (--allow-client-pinning is not given), unheard (a tenant, "+
+			"while endpoints are not Dynamo frontends).", "hint", "cause")
+	m.rewritten = declare.counters("inference_extension_model_rewrite_decisions_total",
+		"Requests to which a model rewrite rule applied, by rule, requested model (other: a model that no rule "+
+			"names) and target.", "model_rewrite_name", "model_name", "target_model")
+	m.FirstTokensNoted = declare.counter("kvepp_first_tokens_noted_total",
+		"Requests whose prefill ended when their worker noted the first token on Dynamo's event plane.")
+	m.Injected = declare.counter("kvepp_injected_token_data_total",
+		"Requests forwarded with their token ids, so that Dynamo's frontend does not tokenize them "+
+			"(--inject-token-data).")
 }
 
 // declareCachedTokens declares predicted and reported cached tokens.
-func (m *Metrics) declareCachedTokens(declare promauto.Factory) {
-	m.UpperBound = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_upper_bound_decisions_total",
-		Help: "Decisions whose predicted cached tokens are an upper bound, because the model also has layers that " +
-			"keep less (sliding windows, recurrent states), and kvepp does not know what these hold.",
-	})
-	m.unusable = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_unusable_cached_tokens_total",
-		Help: "Prompt tokens that full attention of the chosen worker had cached, but that the worker could not " +
+func (m *Metrics) declareCachedTokens(declare declarer) {
+	m.UpperBound = declare.counter("kvepp_upper_bound_decisions_total",
+		"Decisions whose predicted cached tokens are an upper bound, because the model also has layers that "+
+			"keep less (sliding windows, recurrent states), and kvepp does not know what these hold.")
+	m.unusable = declare.counters("kvepp_unusable_cached_tokens_total",
+		"Prompt tokens that full attention of the chosen worker had cached, but that the worker could not "+
 			"reuse, because its layers of this kind (window, state or chunk) did not keep, or evicted, what they need.",
-	}, []string{"kind"})
+		"kind")
 	for _, kind := range []string{"window", "state", "chunk"} {
 		m.unusable.WithLabelValues(kind)
 	}
-	m.Reported = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_reported_cached_tokens_total",
-		Help: "Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).",
-	})
-	m.PredictedOfReported = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_predicted_of_reported_cached_tokens_total",
-		Help: "Predicted cached tokens of the requests whose responses reported cached tokens; compare with " +
-			"kvepp_reported_cached_tokens_total.",
-	})
+	m.Reported = declare.counter("kvepp_reported_cached_tokens_total",
+		"Prompt tokens that responses reported as cached (usage.prompt_tokens_details.cached_tokens).")
+	m.PredictedOfReported = declare.counter("kvepp_predicted_of_reported_cached_tokens_total",
+		"Predicted cached tokens of the requests whose responses reported cached tokens; compare with "+
+			"kvepp_reported_cached_tokens_total.")
 }
 
 // declareTokenization declares what shows whether kvepp's token ids are the engine's.
-func (m *Metrics) declareTokenization(declare promauto.Factory) {
-	m.tokenizerURL = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_tokenizer_url_requests_total",
-		Help: "Requests to the engine at --tokenizer-url for token ids, including those of --tokenizer-check, by " +
-			"outcome: ok, refused (the engine rejects the request), unsupported (no endpoint returns token ids), " +
-			"error, timeout, busy, open (the circuit breaker is open), canceled.",
-	}, []string{"model", "outcome"})
-	m.tokenizerChecks = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_tokenizer_check_requests_total",
-		Help: "Requests whose token ids --tokenizer-check compared with the engine's, by outcome: equal, differs " +
+func (m *Metrics) declareTokenization(declare declarer) {
+	m.tokenizerURL = declare.counters("kvepp_tokenizer_url_requests_total",
+		"Requests to the engine at --tokenizer-url for token ids, including those of --tokenizer-check, by "+
+			"outcome: ok, refused (the engine rejects the request), unsupported (no endpoint returns token ids), "+
+			"error, timeout, busy, open (the circuit breaker is open), canceled.", "model", "outcome")
+	m.tokenizerChecks = declare.counters("kvepp_tokenizer_check_requests_total",
+		"Requests whose token ids --tokenizer-check compared with the engine's, by outcome: equal, differs "+
 			"(from then on the model is routed by load only), unknown (kvepp or the engine has no token ids).",
-	}, []string{"model", "outcome"})
-	m.PromptTokenMismatches = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_prompt_token_mismatches_total",
-		Help: "Responses to chats and completions that report another number of prompt tokens than kvepp computed: " +
-			"tokenizer or chat template differ from the engine's.",
-	})
-	m.ModelFileMismatches = declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_model_file_mismatches",
-		Help: "Tokenizer and template files whose checksum in a worker's model card differs from kvepp's file; such " +
-			"workers are routed to by load only.",
-	})
-	m.UntestedVersions = declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_untested_engine_versions",
-		Help: "Endpoints whose engine has a version that kvepp was not tested with, or several; above 0, predictions " +
-			"for these endpoints may be wrong.",
-	})
+		"model", "outcome")
+	m.PromptTokenMismatches = declare.counter("kvepp_prompt_token_mismatches_total",
+		"Responses to chats and completions that report another number of prompt tokens than kvepp computed: "+
+			"tokenizer or chat template differ from the engine's.")
+	m.ModelFileMismatches = declare.gauge("kvepp_model_file_mismatches",
+		"Tokenizer and template files whose checksum in a worker's model card differs from kvepp's file; such "+
+			"workers are routed to by load only.")
+	m.UntestedVersions = declare.gauge("kvepp_untested_engine_versions",
+		"Endpoints whose engine has a version that kvepp was not tested with, or several; above 0, predictions "+
+			"for these endpoints may be wrong.")
 }
 
 // declareEndpoints declares what concerns the list of endpoints.
-func (m *Metrics) declareEndpoints(declare promauto.Factory) {
-	m.EndpointFileRefused = declare.NewCounter(prometheus.CounterOpts{
-		Name: "kvepp_endpoints_file_refused_total",
-		Help: "Reads of the endpoints file that kvepp refused; it kept the endpoints that it had.",
-	})
-	m.IgnoredEndpoints = declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_ignored_endpoints",
-		Help: "Endpoints that are never candidates: Dynamo's encode workers.",
-	})
-	m.RefusedEndpoints = declare.NewGauge(prometheus.GaugeOpts{
-		Name: "kvepp_refused_endpoints",
-		Help: "Endpoints of discovery or of the cluster that are left out because a name, an address or another " +
-			"text of theirs is invalid.",
-	})
-	m.ejections = declare.NewCounterVec(prometheus.CounterOpts{
-		Name: "kvepp_ejections_total",
-		Help: "Ejections of endpoints by cause: the kind of the last failure (refused, reset, status_5xx, " +
-			"first_byte, timeout, retried), failure_percent, or the sign that the process ended or stopped " +
-			"(metrics_refused, metrics_silent, process_gone).",
-	}, []string{"cause"})
+func (m *Metrics) declareEndpoints(declare declarer) {
+	m.EndpointFileRefused = declare.counter("kvepp_endpoints_file_refused_total",
+		"Reads of the endpoints file that kvepp refused; it kept the endpoints that it had.")
+	m.PolicyFileRefused = declare.counter("kvepp_policy_file_refused_total",
+		"Reads of the changed policy file that kvepp refused; it kept the policy that it had.")
+	m.IgnoredEndpoints = declare.gauge("kvepp_ignored_endpoints",
+		"Endpoints that are never candidates: Dynamo's encode workers.")
+	m.RefusedEndpoints = declare.gauge("kvepp_refused_endpoints",
+		"Endpoints of discovery or of the cluster that are left out because a name, an address or another "+
+			"text of theirs is invalid.")
+	m.ejections = declare.counters("kvepp_ejections_total",
+		"Ejections of endpoints by cause: the kind of the last failure (refused, reset, status_5xx, "+
+			"first_byte, timeout, retried), failure_percent, or the sign that the process ended or stopped "+
+			"(metrics_refused, metrics_silent, process_gone).", "cause")
+}
+
+// declareShadow declares what compares kvepp's choices with those of the picker in service.
+func (m *Metrics) declareShadow(declare declarer) {
+	m.shadowed = declare.counters("kvepp_shadow_requests_total",
+		"With --shadow, requests by outcome: equal (the endpoint that served the request is as good to kvepp as the "+
+			"one that it would have chosen), other, or why kvepp could not judge the choice; a rise of any reason "+
+			"means that the comparison misses requests.", "outcome")
+	m.shadowTokens = declare.counters("kvepp_shadow_tokens_total",
+		"With --shadow, prompt tokens of the requests with outcome equal or other: prompt (all), kvepp (cached at "+
+			"the worker that kvepp would have chosen), served (cached at the worker that served the request).", "of")
+}
+
+// Shadowed counts a shadowed request by outcome.
+func (m *Metrics) Shadowed(outcome string) { m.shadowed.WithLabelValues(outcome).Inc() }
+
+// InitShadow makes the series of shadowed requests exist before the first request.
+func (m *Metrics) InitShadow(outcomes ...string) {
+	for _, outcome := range outcomes {
+		m.shadowed.WithLabelValues(outcome)
+	}
+	m.ShadowTokens(0, 0, 0)
+}
+
+// ShadowTokens counts the tokens of a shadowed request's prompt, and how many of them were cached at the worker that
+// kvepp would have chosen and at the one that served the request.
+func (m *Metrics) ShadowTokens(prompt, kvepp, served int) {
+	m.shadowTokens.WithLabelValues("prompt").Add(float64(prompt))
+	m.shadowTokens.WithLabelValues("kvepp").Add(float64(kvepp))
+	m.shadowTokens.WithLabelValues("served").Add(float64(served))
+}
+
+// Shadow returns the counts of requests in shadow by outcome, and of their prompt tokens; none without --shadow.
+func (m *Metrics) Shadow() (outcomes, tokens map[string]float64) {
+	read := func(of *prometheus.CounterVec) map[string]float64 {
+		found, all := make(chan prometheus.Metric), map[string]float64{}
+		go func() { of.Collect(found); close(found) }()
+		for x := range found {
+			var v dto.Metric
+			if x.Write(&v) == nil {
+				all[v.Label[0].GetValue()] = v.Counter.GetValue()
+			}
+		}
+		return all
+	}
+	return read(m.shadowed), read(m.shadowTokens)
 }
 
 // declarePhases declares the durations of a decision's phases.
-func (m *Metrics) declarePhases(declare promauto.Factory) {
+func (m *Metrics) declarePhases(declare declarer) {
 	m.phases = declare.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "kvepp_phase_seconds",
 		Help: "Time in each phase of a decision: wait (bodies above 16 KiB wait for memory and a processor), parse, " +
 			"tokenize (includes tokenizer_url, the wait for an engine's token ids), hash, match, select, predict; " +
 			"pick is the whole decision.",
-		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 us .. 4.2 s
+		// 1 us .. 4.2 s; alerts on slow tokenization read the bound 0.1
+		Buckets: slices.Insert(prometheus.ExponentialBuckets(1e-6, 4, 12), 9, 0.1),
 	}, []string{"phase"})
 	m.phaseObservers = map[string]prometheus.Observer{}
 	for _, phase := range []string{"wait", "parse", "tokenize", "tokenizer_url", "hash", "match", "select", "predict",
@@ -395,6 +429,11 @@ func (m *Metrics) ObservePhase(phase string, d time.Duration) {
 	observer.Observe(d.Seconds())
 }
 
+// Conditional counts a request by whether its decode worker computes the prompt alone. InitConditional declares the
+// series at zero.
+func (m *Metrics) Conditional(outcome string)     { m.conditional.WithLabelValues(outcome).Inc() }
+func (m *Metrics) InitConditional(outcome string) { m.conditional.WithLabelValues(outcome) }
+
 // InitDecision declares the series of a reason at zero.
 func (m *Metrics) InitDecision(reason string) { m.decisions.WithLabelValues(reason) }
 
@@ -449,7 +488,10 @@ var (
 	HeldBytes = Reading{"kvepp_held_body_bytes",
 		"Memory that requests hold until they are routed, in bytes: bodies with their buffers, the most that " +
 			"reading them may take, and token ids while they wait for a worker; bounded by --max-buffered-bytes."}
-	Adapters        = Reading{"kvepp_lora_adapters", "LoRA adapters that kvepp knows, from --lora and from KV events."}
+	Adapters = Reading{"kvepp_lora_adapters", "LoRA adapters that kvepp knows, from --lora, engines' lists of models " +
+		"and KV events."}
+	AdapterLoads = Reading{"kvepp_lora_adapter_loads_total",
+		"How often kvepp gave an adapter that no engine had to a worker, which has to load it."}
 	Sessions        = Reading{"kvepp_sessions", "Sessions that session affinity keeps on a worker."}
 	SessionRequests = Reading{"kvepp_session_requests_total",
 		"Requests of sessions by outcome: new, kept (on the session's worker), moved (that worker was overloaded " +
@@ -483,10 +525,14 @@ var (
 		"Workers that have served requests but sent no KV event: wrong address, blocked port, or events are " +
 			"disabled."}
 	HeldRequests = Reading{"kvepp_held_requests",
-		"Requests that wait until a worker's KV cache has room for their conversation (--router-admission)."}
+		"Requests that wait while the pool has no endpoint for them (--hold-when-empty), or until a worker's KV " +
+			"cache has room for their conversation (--router-admission)."}
 	Conversations = Reading{"kvepp_conversations",
 		"Conversations that --router-admission knows, by state: running (a turn runs), idle (admitted, between " +
 			"two turns), lapsed (idle for too long; the next turn has to be admitted again)."}
+	QueueTenants = Reading{"kvepp_queue_tenants",
+		"Tenants that the queue tells apart, over all models and policy classes or bands: at most 4,096 of each, and " +
+			"64 places that further ones share."}
 	QueuedRequests    = Reading{"kvepp_queued_requests", "Requests that wait for a worker, by policy class."}
 	OverloadedWorkers = Reading{"kvepp_overloaded_workers",
 		"Workers that are not candidates because their load is above a busy threshold."}

@@ -84,16 +84,12 @@ func (m *Metrics) NewPicker() *Picker {
 	byModel := []string{"model_name", "target_model_name"}
 	name := func(s string) string { return "inference_objective_" + s }
 	histogram := func(s, help string, buckets []float64) *prometheus.HistogramVec {
-		return declare.NewHistogramVec(
-			prometheus.HistogramOpts{Name: name(s), Help: help, Buckets: buckets},
-			byModel,
-		)
+		return declare.NewHistogramVec(prometheus.HistogramOpts{Name: name(s), Help: help, Buckets: buckets}, byModel)
 	}
 	p := &Picker{
 		requests: declare.NewCounterVec(
 			prometheus.CounterOpts{Name: name("request_total"), Help: "Requests sent to an endpoint."},
-			append(slices.Clone(byModel), "priority"),
-		),
+			append(slices.Clone(byModel), "priority")),
 		errors: declare.NewCounterVec(
 			prometheus.CounterOpts{
 				Name: name("request_error_total"),
@@ -109,43 +105,20 @@ func (m *Metrics) NewPicker() *Picker {
 			},
 			byModel[:1],
 		),
-		duration: histogram(
-			"request_duration_seconds",
-			"Time from a request's headers to the end of its response.",
-			pickerSeconds,
-		),
-		ttft: histogram(
-			"request_ttft_seconds",
-			"Time from a request's headers to the first token of a streamed response.",
-			pickerSeconds,
-		),
-		tpot: histogram(
-			"request_tpot_seconds",
-			"Mean time between the tokens of a streamed response.",
-			pickerPerToken,
-		),
-		ntpot: histogram(
-			"normalized_time_per_output_token_seconds",
-			"Duration of a request divided by its output tokens.",
-			pickerNormalized,
-		),
-		requestBytes: histogram(
-			"request_sizes",
-			"Bytes of a request's body.",
-			prometheus.ExponentialBuckets(64, 2, 25),
-		),
-		responseBytes: histogram(
-			"response_sizes",
-			"Bytes of a response's body, if the proxy sends it to kvepp.",
-			pickerResponseBytes,
-		),
+		duration: histogram("request_duration_seconds",
+			"Time from a request's headers to the end of its response.", pickerSeconds),
+		ttft: histogram("request_ttft_seconds",
+			"Time from a request's headers to the first token of a streamed response.", pickerSeconds),
+		tpot: histogram("request_tpot_seconds", "Mean time between the tokens of a streamed response.", pickerPerToken),
+		ntpot: histogram("normalized_time_per_output_token_seconds",
+			"Duration of a request divided by its output tokens.", pickerNormalized),
+		requestBytes: histogram("request_sizes",
+			"Bytes of a request's body.", prometheus.ExponentialBuckets(64, 2, 25)),
+		responseBytes: histogram("response_sizes",
+			"Bytes of a response's body, if the proxy sends it to kvepp.", pickerResponseBytes),
 		input:  histogram("input_tokens", "Prompt tokens, as responses report them.", pickerTokens),
 		output: histogram("output_tokens", "Output tokens of a response.", pickerTokens[:12]),
-		cached: histogram(
-			"prompt_cached_tokens",
-			"Cached prompt tokens, as responses report them.",
-			pickerTokens,
-		),
+		cached: histogram("prompt_cached_tokens", "Cached prompt tokens, as responses report them.", pickerTokens),
 		scheduling: declare.NewHistogram(
 			prometheus.HistogramOpts{Name: "inference_extension_scheduler_e2e_duration_seconds",
 				Help:    "Time from a complete request to the choice of its endpoint, without the queue wait.",
@@ -187,15 +160,13 @@ func (p *Picker) of(m pickerModel) *pickerSeries {
 	s, _ := p.models.LoadOrStore(
 		m,
 		&pickerSeries{
-			pickerModel: m,
-			requests:    p.requests.WithLabelValues(m.name, m.target, "0"),
-			running:     p.running.WithLabelValues(m.name),
-			duration:    with(p.duration),
-			ttft:        with(p.ttft),
-			tpot:        with(p.tpot),
-			ntpot: with(
-				p.ntpot,
-			),
+			pickerModel:   m,
+			requests:      p.requests.WithLabelValues(m.name, m.target, "0"),
+			running:       p.running.WithLabelValues(m.name),
+			duration:      with(p.duration),
+			ttft:          with(p.ttft),
+			tpot:          with(p.tpot),
+			ntpot:         with(p.ntpot),
 			requestBytes:  with(p.requestBytes),
 			responseBytes: with(p.responseBytes),
 			input:         with(p.input),

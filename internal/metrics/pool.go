@@ -20,56 +20,31 @@ type PodQueue struct {
 //
 // Source: Gateway API Inference Extension 1.5, pkg/epp/metrics.
 func (m *Metrics) CollectPool(name string, read func() InferencePool) {
+	s := &scraped{}
 	desc := func(metric, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("inference_pool_"+metric, help, append([]string{"name"}, labels...), nil)
+		return s.desc("inference_pool_"+metric, help, append([]string{"name"}, labels...)...)
 	}
-	m.Registry.MustRegister(&inferencePool{name: name, read: read,
-		ready: desc("ready_pods", "Workers that are in the pool. Each port of a pod is one."),
-		usage: desc(
-			"average_kv_cache_utilization",
-			"Fraction (0..1) of KV cache in use, as engines report it: the mean over reporting engines, 0 if there "+
-				"are none.",
-		),
-		waiting: desc(
-			"average_queue_size",
-			"Requests that wait in an engine: the mean over reporting engines, 0 if there are none.",
-		),
-		running: desc(
-			"average_running_requests",
-			"Requests that run in an engine: the mean over reporting engines, 0 if there are none.",
-		),
-		pods: desc(
-			"per_pod_queue_size",
-			"Requests that wait in a worker's engine, for engines that report it.",
-			"model_server_pod",
-		),
-	})
-}
-
-type inferencePool struct {
-	name                                 string
-	read                                 func() InferencePool
-	ready, usage, waiting, running, pods *prometheus.Desc
-}
-
-func (p *inferencePool) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{p.ready, p.usage, p.waiting, p.running, p.pods} {
-		to <- d
+	ready := desc("ready_pods", "Workers that are in the pool. Each port of a pod is one.")
+	usage := desc("average_kv_cache_utilization",
+		"Fraction (0..1) of KV cache in use, as engines report it: the mean over reporting engines, 0 if there "+
+			"are none.")
+	waiting := desc("average_queue_size",
+		"Requests that wait in an engine: the mean over reporting engines, 0 if there are none.")
+	running := desc("average_running_requests",
+		"Requests that run in an engine: the mean over reporting engines, 0 if there are none.")
+	pods := desc("per_pod_queue_size",
+		"Requests that wait in a worker's engine, for engines that report it.", "model_server_pod")
+	s.collect = func(send sender) {
+		now := read()
+		send(ready, prometheus.GaugeValue, float64(now.Ready), name)
+		send(usage, prometheus.GaugeValue, now.KVUsage, name)
+		send(waiting, prometheus.GaugeValue, now.Waiting, name)
+		send(running, prometheus.GaugeValue, now.Running, name)
+		for _, pod := range now.Pods {
+			send(pods, prometheus.GaugeValue, pod.Waiting, name, pod.Pod)
+		}
 	}
-}
-
-func (p *inferencePool) Collect(to chan<- prometheus.Metric) {
-	now := p.read()
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{p.name}, labels...)...)
-	}
-	gauge(p.ready, float64(now.Ready))
-	gauge(p.usage, now.KVUsage)
-	gauge(p.waiting, now.Waiting)
-	gauge(p.running, now.Running)
-	for _, pod := range now.Pods {
-		gauge(p.pods, pod.Waiting, pod.Pod)
-	}
+	m.Registry.MustRegister(s)
 }
 
 // Names and help of kvepp's metrics about engines' own gauges.

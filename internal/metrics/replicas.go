@@ -4,16 +4,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Replicas is what kvepp shares with its replicas at one moment.
 type Replicas struct {
 	Peers                                 map[string]int // by state
-	Bookings                              int
-	Requests, PrefillTokens, ActiveBlocks int  // of all workers
-	Unpriced                              bool // the copies are too late to be priced
-	// Counts are by what is counted, as in replicaCounts, and by its reason or cause.
-	Counts map[[2]string]uint64
+	Requests, PrefillTokens, ActiveBlocks int            // of all workers
+	Unpriced                              bool           // the copies are too late to be priced
 }
 
 func replicaDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -34,21 +32,41 @@ var (
 		"1 while the other replicas' requests are known more than 0.25 s late, so that costs leave them out; else 0.")
 )
 
-// replicaCounts are the counters by what package scoring/replica counts.
-var replicaCounts = map[string]*prometheus.Desc{
-	"copied": replicaDesc("kvepp_replica_copied_total",
-		"Requests of other replicas that kvepp's load book has counted."),
-	"refused": replicaDesc("kvepp_replica_refused_total",
-		"Replicas that wanted to read from this one and were refused or disconnected, by reason.", "reason"),
-	"closed": replicaDesc("kvepp_replica_closed_total",
-		"Connections to other replicas that ended for a reason of the protocol, by reason.", "reason"),
-	"freed": replicaDesc("kvepp_replica_freed_total",
-		"Running requests of other replicas that were freed together, by cause: peer_dead, goodbye.", "cause"),
-	"failed": replicaDesc("kvepp_replica_connect_failures_total",
-		"Attempts to reach another replica that failed; a rise means that its address, certificate or token is wrong."),
-	"limited": replicaDesc("kvepp_replica_flat_bookings_total",
-		"Running requests of other replicas that count without their blocks' hashes, or not at all: they are "+
-			"too many."),
+// ReplicaCounters declares the counters of what package scoring/replica counts. add adds to one: what is counted, and
+// its reason or cause.
+func (m *Metrics) ReplicaCounters() (add func(what, by string, n int)) {
+	declare := func(name, help string, labels ...string) *prometheus.CounterVec {
+		counter := promauto.With(m.Registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		if len(labels) == 0 {
+			counter.WithLabelValues()
+		}
+		return counter
+	}
+	all := map[string]*prometheus.CounterVec{
+		"copied": declare("kvepp_replica_copied_total",
+			"Requests of other replicas that kvepp's load book has counted."),
+		"refused": declare("kvepp_replica_refused_total",
+			"Replicas that wanted to read from this one and were refused or disconnected, by reason.", "reason"),
+		"closed": declare("kvepp_replica_closed_total",
+			"Connections to other replicas that ended for a reason of the protocol, by reason.", "reason"),
+		"freed": declare("kvepp_replica_freed_total",
+			"Running requests of other replicas that were freed together, by cause: peer_dead, goodbye.", "cause"),
+		"failed": declare("kvepp_replica_connect_failures_total",
+			"Attempts to reach another replica that failed; a rise means that its address, certificate or token is "+
+				"wrong."),
+		"limited": declare("kvepp_replica_flat_bookings_total",
+			"Running requests of other replicas that count without their blocks' hashes, or not at all: they are too "+
+				"many."),
+	}
+	return func(what, by string, n int) {
+		switch counter := all[what]; {
+		case counter == nil: // it is for tests
+		case by == "":
+			counter.WithLabelValues().Add(float64(n))
+		default:
+			counter.WithLabelValues(by).Add(float64(n))
+		}
+	}
 }
 
 // replicaCollector exports Replicas at each scrape.
@@ -69,9 +87,6 @@ func (replicaCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{replicaPeers, replicaBookings, replicaLoad, replicaUnpriced} {
 		out <- d
 	}
-	for _, d := range replicaCounts {
-		out <- d
-	}
 }
 
 func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
@@ -82,24 +97,11 @@ func (c replicaCollector) Collect(out chan<- prometheus.Metric) {
 	for state, n := range now.Peers {
 		gauge(replicaPeers, n, state)
 	}
-	gauge(replicaBookings, now.Bookings)
+	gauge(replicaBookings, now.Requests)
 	gauge(replicaLoad, now.Requests, "requests")
 	gauge(replicaLoad, now.PrefillTokens, "prefill_tokens")
 	gauge(replicaLoad, now.ActiveBlocks, "active_blocks")
-	unpriced := 0
-	if now.Unpriced {
-		unpriced = 1
-	}
-	gauge(replicaUnpriced, unpriced)
-	for of, n := range now.Counts {
-		var labels []string
-		if of[1] != "" {
-			labels = of[1:]
-		}
-		if d := replicaCounts[of[0]]; d != nil {
-			out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
-		}
-	}
+	gauge(replicaUnpriced, int(oneIf(now.Unpriced)))
 }
 
 // ReplicaStaleness, after CollectReplicas, observes how old another replica's changes are when this one applies them.

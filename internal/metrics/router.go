@@ -92,51 +92,27 @@ func (m *Metrics) NewRouter(id Identity) *Router {
 		identity: id,
 		started:  declare.NewCounter(counter("requests_started_total", "Requests for which a worker was chosen.")),
 		finished: declare.NewCounter(
-			counter("requests_total", "Requests that ended after a worker was chosen, with or without a response."),
-		),
-		ttft: declare.NewHistogram(
-			histogram(
-				"time_to_first_token_seconds",
-				"Time from the complete request to the first token of a streamed response.",
-				ttftBuckets,
-			),
-		),
+			counter("requests_total", "Requests that ended after a worker was chosen, with or without a response.")),
+		ttft: declare.NewHistogram(histogram("time_to_first_token_seconds",
+			"Time from the complete request to the first token of a streamed response.", ttftBuckets)),
 		itl: declare.NewHistogram(
 			histogram("inter_token_latency_seconds", "Mean time between the tokens of a streamed response.",
-				itlBuckets),
-		),
-		input: declare.NewHistogramVec(
-			histogram("input_sequence_tokens", "Prompt tokens of a request.", inputBuckets),
-			perModel,
-		),
+				itlBuckets)),
+		input: declare.NewHistogramVec(histogram("input_sequence_tokens", "Prompt tokens of a request.", inputBuckets),
+			perModel),
 		output: declare.NewHistogram(histogram("output_sequence_tokens", "Output tokens of a response.",
 			outputBuckets)),
-		hitRate: declare.NewHistogram(
-			histogram(
-				"kv_hit_rate",
-				"Fraction (0..1) of the prompt's blocks that the index had for the chosen worker.",
-				rateBuckets,
-			),
-		),
-		best: declare.NewCounterVec(
-			counter(
-				"kv_best_eligible_cached_prefix_tokens_total",
-				"Prompt tokens that the index had for the candidate with the most: the rung eligible of "+
-					"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode.",
-			),
-			perModel,
-		),
-		selected: declare.NewCounterVec(
-			counter("kv_selected_cached_prefix_tokens_total",
-				"Prompt tokens that the index had for the chosen worker: the rung chosen of "+
-					"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode."),
-			perModel,
-		),
+		hitRate: declare.NewHistogram(histogram("kv_hit_rate",
+			"Fraction (0..1) of the prompt's blocks that the index had for the chosen worker.", rateBuckets)),
+		best: declare.NewCounterVec(counter("kv_best_eligible_cached_prefix_tokens_total",
+			"Prompt tokens that the index had for the candidate with the most: the rung eligible of "+
+				"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode."), perModel),
+		selected: declare.NewCounterVec(counter("kv_selected_cached_prefix_tokens_total",
+			"Prompt tokens that the index had for the chosen worker: the rung chosen of "+
+				"kvepp_ladder_tokens_total, counted at the choice; 0 for phase decode."), perModel),
 		reused: declare.NewCounterVec(
 			counter("kv_worker_reused_tokens_total", "Prompt tokens that responses reported as cached: the rung "+
-				"delivered of kvepp_ladder_tokens_total."),
-			perModel,
-		),
+				"delivered of kvepp_ladder_tokens_total."), perModel),
 	}
 	r.backpressure = declare.NewCounterVec(prometheus.CounterOpts{
 		Name: "dynamo_frontend_router_queue_backpressure_total",
@@ -228,11 +204,9 @@ func (r *Router) ofModel(phase, model string) *modelSeries {
 	}
 	key.model = r.labels.of(model)
 	model = key.model
-	s, _ := r.models.LoadOrStore(
-		key,
+	s, _ := r.models.LoadOrStore(key,
 		&modelSeries{input: r.input.WithLabelValues(phase, model), best: r.best.WithLabelValues(phase, model),
-			selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)},
-	)
+			selected: r.selected.WithLabelValues(phase, model), reused: r.reused.WithLabelValues(phase, model)})
 	return s.(*modelSeries)
 }
 
@@ -294,37 +268,18 @@ func (r *Router) CollectQueues(read func() []Queue) {
 	if r == nil {
 		return
 	}
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc(
-			"dynamo_frontend_router_queue_pending_"+name,
-			help,
-			[]string{"model", "worker_type", "policy_class"},
-			nil,
-		)
+	s := &scraped{}
+	requests := s.desc("dynamo_frontend_router_queue_pending_requests", "Requests that wait for a worker.",
+		"model", "worker_type", "policy_class")
+	tokens := s.desc("dynamo_frontend_router_queue_pending_isl_tokens", "Prompt tokens of the requests that wait.",
+		"model", "worker_type", "policy_class")
+	s.collect = func(send sender) {
+		for _, x := range read() {
+			send(requests, prometheus.GaugeValue, float64(x.Requests), x.Model, "decode", x.Class)
+			send(tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode", x.Class)
+		}
 	}
-	r.registry.MustRegister(&queues{read, desc("requests", "Requests that wait for a worker."),
-		desc("isl_tokens", "Prompt tokens of the requests that wait.")})
-}
-
-// queues collects the series of the requests that wait.
-type queues struct {
-	read             func() []Queue
-	requests, tokens *prometheus.Desc
-}
-
-func (q *queues) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{q.requests, q.tokens} {
-		to <- d
-	}
-}
-
-func (q *queues) Collect(to chan<- prometheus.Metric) {
-	for _, x := range q.read() {
-		to <- prometheus.MustNewConstMetric(q.requests, prometheus.GaugeValue, float64(x.Requests), x.Model, "decode",
-			x.Class)
-		to <- prometheus.MustNewConstMetric(q.tokens, prometheus.GaugeValue, float64(x.Tokens), x.Model, "decode",
-			x.Class)
-	}
+	r.registry.MustRegister(s)
 }
 
 // Worker holds the values of one worker's metrics.
@@ -347,107 +302,66 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 	if r == nil {
 		return
 	}
-	process := strconv.FormatUint(r.identity.RouterID, 16)
-	component := prometheus.Labels{
-		"dynamo_namespace": r.identity.Namespace,
-		"dynamo_component": r.identity.Component,
-		"worker_id":        process,
+	s := &scraped{}
+	desc := func(name, help string) *prometheus.Desc {
+		return s.desc(name, help, "worker_id", "dp_rank", "worker_type")
 	}
-	frontend := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc(
-			"dynamo_frontend_worker_"+name,
-			help,
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		)
-	}
-	r.registry.MustRegister(&workers{
-		read:   read,
-		blocks: frontend("active_decode_blocks", "Distinct KV blocks that a worker's running requests hold."),
-		tokens: frontend("active_prefill_tokens", "Prompt tokens that a worker has yet to compute."),
-		ttft: frontend(
-			"last_time_to_first_token_seconds",
-			"Time to first token of a worker's latest streamed response.",
-		),
-		itl: frontend(
-			"last_inter_token_latency_seconds",
-			"Mean time between tokens of a worker's latest streamed response.",
-		),
-		isl: frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request."),
-		speed: prometheus.NewDesc(
-			"kvepp_worker_prefill_tokens_per_second",
-			"Prompt tokens that a worker prefills per second: configured, or estimated from times to first token; 0 "+
-				"while unknown.",
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		),
-		perToken: prometheus.NewDesc(
-			"kvepp_worker_prefill_seconds_per_token",
-			"Time in which a worker prefills one more prompt token, as --router-policy=time prices it: learned from "+
-				"times to first token, 0.0001 until then.",
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		),
-		perStep: prometheus.NewDesc(
-			"kvepp_worker_prefill_step_seconds",
-			"Time that a prefill takes on a worker beside the time for its tokens, as --router-policy=time prices it: "+
-				"learned from times to first token, 0 until then.",
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		),
-		gap: prometheus.NewDesc(
-			"kvepp_worker_gap_seconds_per_held_token",
-			"Time by which each token that a worker holds lengthens the gap between two tokens of a response, as "+
-				"--router-policy=time prices it: learned from streamed answers, 1e-08 until then.",
-			[]string{"worker_id", "dp_rank", "worker_type"},
-			nil,
-		),
-		registered: prometheus.NewDesc(
-			"dynamo_component_router_worker_registered",
-			"1 for each worker in the pool.",
-			[]string{"router_worker_id", "dp_rank", "worker_type"},
-			component,
-		),
-	})
-}
-
-// workers collects the series that have a worker's labels.
-type workers struct {
-	read func() []Worker
-
-	blocks, tokens, ttft, itl, isl, speed, perToken, perStep, gap, registered *prometheus.Desc
-}
-
-func (w *workers) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.blocks, w.tokens, w.ttft, w.itl, w.isl, w.speed, w.perToken, w.perStep,
-		w.gap, w.registered} {
-		to <- d
-	}
-}
-
-func (w *workers) Collect(to chan<- prometheus.Metric) {
-	type name struct{ id, rank, kind string }
-	seen := map[name]bool{} // several endpoints may have one id by mistake, but each series must be unique
-	for _, x := range w.read() {
-		kind := "decode"
-		if x.Prefill {
-			kind = "prefill"
-		}
-		n := name{strconv.FormatUint(x.InstanceID, 10), strconv.FormatUint(uint64(x.Rank), 10), kind}
-		if seen[n] {
-			continue
-		}
-		seen[n] = true
-		for _, gauge := range []struct {
-			desc  *prometheus.Desc
-			value float64
-		}{
-			{w.blocks, float64(x.ActiveBlocks)}, {w.tokens, float64(x.PrefillTokens)}, {w.ttft, x.LastTTFT.Seconds()},
-			{w.itl, x.LastITL.Seconds()}, {w.isl, float64(x.LastPromptTokens)}, {w.speed, x.PrefillSpeed},
-			{w.perToken, x.SecondsPerToken}, {w.perStep, x.StepSeconds}, {w.gap, x.GapPerToken},
-			{w.registered, 1},
-		} {
-			to <- prometheus.MustNewConstMetric(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
+	frontend := func(name, help string) *prometheus.Desc { return desc("dynamo_frontend_worker_"+name, help) }
+	blocks := frontend("active_decode_blocks", "Distinct KV blocks that a worker's running requests hold.")
+	tokens := frontend("active_prefill_tokens", "Prompt tokens that a worker has yet to compute.")
+	ttft := frontend("last_time_to_first_token_seconds",
+		"Time to first token of a worker's latest streamed response.")
+	itl := frontend("last_inter_token_latency_seconds",
+		"Mean time between tokens of a worker's latest streamed response.")
+	isl := frontend("last_input_sequence_tokens", "Prompt tokens of a worker's latest answered request.")
+	speed := desc("kvepp_worker_prefill_tokens_per_second",
+		"Prompt tokens that a worker prefills per second: configured, or estimated from times to first token; 0 "+
+			"while unknown.")
+	perToken := desc("kvepp_worker_prefill_seconds_per_token",
+		"Time in which a worker prefills one more prompt token, as --router-policy=time prices it: learned from "+
+			"times to first token, 0.0001 until then.")
+	perStep := desc("kvepp_worker_prefill_step_seconds",
+		"Time that a prefill takes on a worker beside the time for its tokens, as --router-policy=time prices it: "+
+			"learned from times to first token, 0 until then.")
+	gap := desc("kvepp_worker_gap_seconds_per_held_token",
+		"Time by which each token that a worker holds lengthens the gap between two tokens of a response, as "+
+			"--router-policy=time prices it: learned from streamed answers, 1e-08 until then.")
+	registered := prometheus.NewDesc("dynamo_component_router_worker_registered", "1 for each worker in the pool.",
+		[]string{"router_worker_id", "dp_rank", "worker_type"}, prometheus.Labels{
+			"dynamo_namespace": r.identity.Namespace,
+			"dynamo_component": r.identity.Component,
+			"worker_id":        strconv.FormatUint(r.identity.RouterID, 16),
+		})
+	s.descs = append(s.descs, registered)
+	s.collect = func(send sender) {
+		type name struct{ id, rank, kind string }
+		seen := map[name]bool{} // several endpoints may have one id by mistake, but each series must be unique
+		for _, x := range read() {
+			id, rank := strconv.FormatUint(x.InstanceID, 10), strconv.FormatUint(uint64(x.Rank), 10)
+			n := name{id, rank, workerType(x.Prefill)}
+			if seen[n] {
+				continue
+			}
+			seen[n] = true
+			for _, gauge := range []struct {
+				desc  *prometheus.Desc
+				value float64
+			}{
+				{blocks, float64(x.ActiveBlocks)}, {tokens, float64(x.PrefillTokens)}, {ttft, x.LastTTFT.Seconds()},
+				{itl, x.LastITL.Seconds()}, {isl, float64(x.LastPromptTokens)}, {speed, x.PrefillSpeed},
+				{perToken, x.SecondsPerToken}, {perStep, x.StepSeconds}, {gap, x.GapPerToken}, {registered, 1},
+			} {
+				send(gauge.desc, prometheus.GaugeValue, gauge.value, n.id, n.rank, n.kind)
+			}
 		}
 	}
+	r.registry.MustRegister(s)
+}
+
+// workerType is the value of Dynamo's label worker_type.
+func workerType(prefill bool) string {
+	if prefill {
+		return "prefill"
+	}
+	return "decode"
 }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -12,18 +13,25 @@ import (
 // alerts find it.
 type Twin struct {
 	Name string
+	Help string // empty: that it is the same as Of
 	Of   string // the metric that it repeats
-	Zero string // a gauge, each of whose series stands for one of value 0 while Of has none
 	// Labels are NAME=LABEL, where LABEL is one of Of's, or NAME="TEXT". Series of Of that become equal are added up,
 	// unless they are histograms: then the first counts.
 	Labels []string
-	// Only has the label and the values of the series of Of that count: LABEL=VALUE,VALUE. Empty: all do.
-	Only string
+	// Only says which series of Of count: those with one of the values of each label, LABEL=VALUE,VALUE. Empty: all.
+	Only []string
+	// Count makes of Of, a histogram, the counter of its observations.
+	Count bool
+	// Scale multiplies the values of Of, unless it is a histogram. 0: 1.
+	Scale float64
+	// Zero makes all values 0.
+	Zero bool
 	// Value computes the only series in place of Of, from a function that returns the sum of a gauge.
 	Value func(of func(name string) float64) float64
 }
 
-// Twins exports metrics under further names. Twins of one name follow one another. Call it once, before Gatherer.
+// Twins exports metrics under further names. Twins of one name follow one another, and have labels of the same names;
+// of equal series the first counts. Call it once, before Gatherer.
 func (m *Metrics) Twins(all []Twin) { m.twins = all }
 
 // Gatherer returns what gathers all metrics.
@@ -43,7 +51,11 @@ func (m *Metrics) Gatherer() prometheus.Gatherer {
 			switch {
 			case len(twin.GetMetric()) == 0:
 			case last.GetName() == twin.GetName():
-				last.Metric = append(last.Metric, twin.Metric...)
+				last.Metric = append(last.Metric, slices.DeleteFunc(twin.Metric, func(next *dto.Metric) bool {
+					return slices.ContainsFunc(last.Metric, func(m *dto.Metric) bool {
+						return labelsKey(m.Label) == labelsKey(next.Label)
+					})
+				})...)
 			default:
 				families = append(families, twin)
 			}
@@ -55,10 +67,7 @@ func (m *Metrics) Gatherer() prometheus.Gatherer {
 
 // from returns the twin's family; without series: it has none.
 func (t *Twin) from(families map[string]*dto.MetricFamily) *dto.MetricFamily {
-	help := "The same as " + t.Of + "."
-	if t.Value != nil {
-		help = "As llm-d's picker computes it, of the engines' own gauges."
-	}
+	help := cmp.Or(t.Help, "The same as "+t.Of+".")
 	twin := &dto.MetricFamily{Name: &t.Name, Help: &help, Type: dto.MetricType_GAUGE.Enum()}
 	if t.Value != nil {
 		value := t.Value(func(name string) (sum float64) {
@@ -70,47 +79,62 @@ func (t *Twin) from(families map[string]*dto.MetricFamily) *dto.MetricFamily {
 		twin.Metric = []*dto.Metric{{Label: t.labels(nil), Gauge: &dto.Gauge{Value: &value}}}
 		return twin
 	}
-	family, factor := families[t.Of], 1.0
-	if len(family.GetMetric()) == 0 {
-		if family, factor = families[t.Zero], 0; family == nil {
-			return twin
-		}
+	family, factor := families[t.Of], cmp.Or(t.Scale, 1)
+	if family == nil {
+		return twin
 	}
-	twin.Type = family.Type
-	label, values, _ := strings.Cut(t.Only, "=")
+	if t.Zero {
+		factor = 0
+	}
+	if twin.Type = family.Type; t.Count {
+		twin.Type = dto.MetricType_COUNTER.Enum()
+	}
 	known := map[string]*dto.Metric{}
 	for _, series := range family.GetMetric() {
-		if t.Only != "" && !slices.Contains(strings.Split(values, ","), labelOf(series, label)) {
+		if !t.counts(series) {
 			continue
 		}
-		labels := t.labels(series)
-		key := labelsKey(labels)
-		first := known[key]
-		if first == nil {
-			known[key] = copyOf(series, labels, factor)
-			twin.Metric = append(twin.Metric, known[key])
-			continue
-		}
-		if c := first.GetCounter(); c != nil {
-			*c.Value += series.GetCounter().GetValue()
-		}
-		if g := first.GetGauge(); g != nil {
-			*g.Value += series.GetGauge().GetValue() * factor
+		next := t.copyOf(series, factor)
+		key := labelsKey(next.Label)
+		switch first := known[key]; {
+		case first == nil:
+			known[key] = next
+			twin.Metric = append(twin.Metric, next)
+		case first.Counter != nil:
+			*first.Counter.Value += *next.Counter.Value
+		case first.Gauge != nil:
+			*first.Gauge.Value += *next.Gauge.Value
 		}
 	}
 	return twin
 }
 
-// copyOf returns a series with other labels whose value may change; factor multiplies the value of a gauge.
-func copyOf(series *dto.Metric, labels []*dto.LabelPair, factor float64) *dto.Metric {
-	to := &dto.Metric{Label: labels, Histogram: series.Histogram}
-	if from := series.GetCounter(); from != nil {
-		value := from.GetValue()
-		to.Counter = &dto.Counter{Value: &value}
+// counts reports whether a series is one of those that Only names.
+func (t *Twin) counts(series *dto.Metric) bool {
+	for _, only := range t.Only {
+		label, values, _ := strings.Cut(only, "=")
+		if !slices.Contains(strings.Split(values, ","), labelOf(series, label)) {
+			return false
+		}
 	}
-	if from := series.GetGauge(); from != nil {
-		value := from.GetValue() * factor
+	return true
+}
+
+// copyOf returns a series with the twin's labels; factor multiplies its value.
+func (t *Twin) copyOf(series *dto.Metric, factor float64) *dto.Metric {
+	to := &dto.Metric{Label: t.labels(series)}
+	switch {
+	case t.Count:
+		value := float64(series.GetHistogram().GetSampleCount())
+		to.Counter = &dto.Counter{Value: &value}
+	case series.Counter != nil:
+		value := series.GetCounter().GetValue() * factor
+		to.Counter = &dto.Counter{Value: &value}
+	case series.Gauge != nil:
+		value := series.GetGauge().GetValue() * factor
 		to.Gauge = &dto.Gauge{Value: &value}
+	default:
+		to.Histogram = series.Histogram
 	}
 	return to
 }

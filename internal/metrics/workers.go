@@ -39,104 +39,48 @@ type WorkerRequests struct {
 
 // CollectWorkers exports the workers that read returns at each scrape. Pairs of name and rank must be unique.
 func (m *Metrics) CollectWorkers(read func() []WorkerState) {
+	s := &scraped{}
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("kvepp_worker_"+name, help, append([]string{"worker", "dp_rank"}, labels...), nil)
+		return s.desc("kvepp_worker_"+name, help, append([]string{"worker", "dp_rank"}, labels...)...)
 	}
-	m.Registry.MustRegister(&workerStates{
-		read: read,
-		info: desc(
-			"info",
-			"Always 1; maps the name of a worker to the labels of its other series (worker_id, dp_rank, worker_type).",
-			"worker_id",
-			"worker_type",
-			"address",
-			"model",
-		),
-		running:  desc("active_requests", "Requests that run on a worker."),
-		tokens:   desc("active_tokens", "Tokens of the distinct KV blocks that a worker's running requests hold."),
-		cordoned: desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0."),
-		blocks:   desc("blocks", "Entries of the index for a worker: one for each block in each tier."),
-		connected: desc(
-			"events_connected",
-			"1 while the subscription to a worker's KV events is connected, else 0; absent for a worker without "+
-				"events.",
-		),
-		age: desc(
-			"last_event_age_seconds",
-			"Time since a worker's last KV event was applied; NaN before the first, absent for a worker without "+
-				"events.",
-		),
-		requests: desc(
-			"requests_total",
-			"Ended requests of a worker; requests with a prefill and a decode worker count for both.",
-		),
-		failures: desc(
-			"failures_total",
-			"Failed requests of a worker, by cause: status (500 or above), incomplete (the response was cut short; if "+
-				"the proxy sends kvepp its access log, those that the client aborted are not counted).",
-			"cause",
-		),
-	})
-}
-
-// workerStates collects the series of workers by name.
-type workerStates struct {
-	read                                                       func() []WorkerState
-	info, cordoned, blocks, connected, age, requests, failures *prometheus.Desc
-	running, tokens                                            *prometheus.Desc
-}
-
-func (w *workerStates) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{w.info, w.cordoned, w.blocks, w.connected, w.age, w.requests, w.failures,
-		w.running, w.tokens} {
-		to <- d
-	}
-}
-
-func (w *workerStates) Collect(to chan<- prometheus.Metric) {
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(d, kind, v, labels...)
-	}
-	for _, x := range w.read() {
-		kind := "decode"
-		if x.Prefill {
-			kind = "prefill"
-		}
-		// Names come from outside. A label that is not valid UTF-8 would fail the whole scrape.
-		name, rank := strings.ToValidUTF8(x.Name, "?"), strconv.FormatUint(uint64(x.Rank), 10)
-		send(
-			w.info,
-			prometheus.GaugeValue,
-			1,
-			name,
-			rank,
-			strconv.FormatUint(x.InstanceID, 10),
-			kind,
-			strings.ToValidUTF8(x.Address, "?"),
-			strings.ToValidUTF8(x.Model, "?"),
-		)
-		cordoned := 0.0
-		if x.Cordoned {
-			cordoned = 1
-		}
-		send(w.cordoned, prometheus.GaugeValue, cordoned, name, rank)
-		send(w.running, prometheus.GaugeValue, float64(x.Running), name, rank)
-		send(w.tokens, prometheus.GaugeValue, float64(x.Tokens), name, rank)
-		send(w.blocks, prometheus.GaugeValue, float64(x.Blocks), name, rank)
-		if x.Subscribed {
-			connected := 0.0
-			if x.Connected {
-				connected = 1
+	info := desc("info",
+		"Always 1; maps the name of a worker to the labels of its other series (worker_id, dp_rank, worker_type).",
+		"worker_id", "worker_type", "address", "model")
+	running := desc("active_requests", "Requests that run on a worker.")
+	tokens := desc("active_tokens", "Tokens of the distinct KV blocks that a worker's running requests hold.")
+	cordoned := desc("cordoned", "1 while a worker gets no new requests because its endpoint is cordoned, else 0.")
+	blocks := desc("blocks", "Entries of the index for a worker: one for each block in each tier.")
+	connected := desc("events_connected",
+		"1 while the subscription to a worker's KV events is connected, else 0; absent for a worker without events.")
+	age := desc("last_event_age_seconds",
+		"Time since a worker's last KV event was applied; NaN before the first, absent for a worker without events.")
+	requests := desc("requests_total",
+		"Ended requests of a worker; requests with a prefill and a decode worker count for both.")
+	failures := desc("failures_total",
+		"Failed requests of a worker, by cause: status (500 or above), incomplete (the response was cut short; if "+
+			"the proxy sends kvepp its access log, those that the client aborted are not counted).", "cause")
+	s.collect = func(send sender) {
+		for _, x := range read() {
+			// Names come from outside. A label that is not valid UTF-8 would fail the whole scrape.
+			name, rank := strings.ToValidUTF8(x.Name, "?"), strconv.FormatUint(uint64(x.Rank), 10)
+			send(info, prometheus.GaugeValue, 1, name, rank, strconv.FormatUint(x.InstanceID, 10),
+				workerType(x.Prefill), strings.ToValidUTF8(x.Address, "?"), strings.ToValidUTF8(x.Model, "?"))
+			send(cordoned, prometheus.GaugeValue, oneIf(x.Cordoned), name, rank)
+			send(running, prometheus.GaugeValue, float64(x.Running), name, rank)
+			send(tokens, prometheus.GaugeValue, float64(x.Tokens), name, rank)
+			send(blocks, prometheus.GaugeValue, float64(x.Blocks), name, rank)
+			if x.Subscribed {
+				send(connected, prometheus.GaugeValue, oneIf(x.Connected), name, rank)
+				since := math.NaN()
+				if !x.LastEvent.IsZero() {
+					since = max(time.Since(x.LastEvent).Seconds(), 0)
+				}
+				send(age, prometheus.GaugeValue, since, name, rank)
 			}
-			send(w.connected, prometheus.GaugeValue, connected, name, rank)
-			age := math.NaN()
-			if !x.LastEvent.IsZero() {
-				age = max(time.Since(x.LastEvent).Seconds(), 0)
-			}
-			send(w.age, prometheus.GaugeValue, age, name, rank)
+			send(requests, prometheus.CounterValue, float64(x.Requests.All), name, rank)
+			send(failures, prometheus.CounterValue, float64(x.Requests.Errors), name, rank, "status")
+			send(failures, prometheus.CounterValue, float64(x.Requests.Incomplete), name, rank, "incomplete")
 		}
-		send(w.requests, prometheus.CounterValue, float64(x.Requests.All), name, rank)
-		send(w.failures, prometheus.CounterValue, float64(x.Requests.Errors), name, rank, "status")
-		send(w.failures, prometheus.CounterValue, float64(x.Requests.Incomplete), name, rank, "incomplete")
 	}
+	m.Registry.MustRegister(s)
 }

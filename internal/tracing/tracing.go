@@ -89,9 +89,7 @@ func configured() (wanted bool, protocol string, err error) {
 		return false, "", nil
 	case exporter != "" && exporter != "otlp":
 		return false, "", fmt.Errorf(
-			"OTEL_TRACES_EXPORTER=%q: spans go to an OTLP collector alone; set it to otlp, or to none",
-			exporter,
-		)
+			"OTEL_TRACES_EXPORTER=%q: spans go to an OTLP collector alone; set it to otlp, or to none", exporter)
 	}
 	protocol, name := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 	switch protocol {
@@ -147,11 +145,8 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	}
 	// Errors that the library reports while it reads the environment are invalid variables, which it ignores.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn(
-			"a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is",
-			"error",
-			err,
-		)
+		log.Warn("a variable of OpenTelemetry's in the environment (OTEL_*) cannot be used, and its default is",
+			"error", err)
 	}))
 	var exporter sdktrace.SpanExporter
 	if protocol == "grpc" {
@@ -162,15 +157,8 @@ func New(ctx context.Context, version string, log *slog.Logger) (*Tracer, error)
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_*: %w", err)
 	}
-	about, err := resource.New(
-		ctx,
-		resource.WithAttributes(
-			attribute.String("service.name", "kvepp"),
-			attribute.String("service.version", version),
-		),
-		resource.WithTelemetrySDK(),
-		resource.WithFromEnv(),
-	)
+	about, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "kvepp"),
+		attribute.String("service.version", version)), resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if errors.Is(err, resource.ErrPartialResource) {
 		otel.Handle(err)
 	} else if err != nil {
@@ -226,9 +214,7 @@ func (c *counted) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 		if !c.failing.Swap(true) {
 			c.log.Warn(
 				"the collector of spans cannot be reached, or refuses them; spans are dropped until it takes them",
-				"error",
-				err,
-			)
+				"error", err)
 		}
 		return err
 	}
@@ -276,10 +262,8 @@ func (t *Tracer) Request(name string, caller Context) *Span {
 	if t == nil {
 		return nil
 	}
-	ctx := w3c.Extract(
-		context.Background(),
-		propagation.MapCarrier{Traceparent: caller.Traceparent, Tracestate: caller.Tracestate},
-	)
+	ctx := w3c.Extract(context.Background(),
+		propagation.MapCarrier{Traceparent: caller.Traceparent, Tracestate: caller.Tracestate})
 	s := &Span{tracer: t}
 	s.ctx, s.span = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
 	return s
@@ -287,10 +271,8 @@ func (t *Tracer) Request(name string, caller Context) *Span {
 
 // Valid reports whether a trace context can be parsed.
 func (c Context) Valid() bool {
-	ctx := w3c.Extract(
-		context.Background(),
-		propagation.MapCarrier{Traceparent: c.Traceparent, Tracestate: c.Tracestate},
-	)
+	ctx := w3c.Extract(context.Background(),
+		propagation.MapCarrier{Traceparent: c.Traceparent, Tracestate: c.Tracestate})
 	return trace.SpanContextFromContext(ctx).IsValid()
 }
 

@@ -41,7 +41,7 @@ var (
 type Config struct {
 	endpoints, engine, kvepp, family, engineCA string
 	port, adminPort                            uint16
-	secure, engineTLS                          bool
+	secure, engineTLS, shadow                  bool
 }
 
 // AddFlags declares the flags.
@@ -52,6 +52,8 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 			"key dynamo, else vllm). For all but dynamo Envoy retries failed requests on the next endpoints, and "+
 			"serves without kvepp while kvepp is unavailable")
 	flags.Values(f, "engine", engines...)
+	f.BoolVar(&c.shadow, "shadow", false,
+		"Envoy sends requests round robin and shows them to kvepp serve --shadow (docs/shadow.md)")
 	f.Uint16Var(&c.port, "listen-port", 10080, "`PORT` for clients, on all addresses")
 	f.Uint16Var(&c.adminPort, "envoy-admin-port", 19900,
 		"`PORT` of Envoy's own admin interface, on 127.0.0.1; 0: none")
@@ -130,7 +132,9 @@ func (c *Config) configuration(entries []pool.Entry) (string, error) {
 	base, comment := OverrideHost, ""
 	dynamos := c.engine == dynamo ||
 		c.engine == "" && slices.ContainsFunc(entries, func(e pool.Entry) bool { return e.Dynamo != "" })
-	if !dynamos {
+	if c.shadow {
+		base, comment = Shadow, " Start kvepp serve with --shadow."
+	} else if !dynamos {
 		base, comment = StockEngines, " Start kvepp serve with --fallback-endpoints 2."
 	}
 	if at := strings.Index(base, "admin:\n"); at >= 0 { // the comment before it is for people who adapt the file

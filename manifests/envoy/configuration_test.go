@@ -24,7 +24,7 @@ const someEndpoints = `endpoints:
 // TestEnvoyAnchors: each line that kvepp envoy replaces is in both configurations once.
 func TestEnvoyAnchors(t *testing.T) {
 	for name, text := range map[string]string{
-		"override-host": OverrideHost, "stock-engines": StockEngines,
+		"override-host": OverrideHost, "stock-engines": StockEngines, "shadow": Shadow,
 	} {
 		for _, anchor := range []string{adminLines, listenerPort, poolHead, poolAddresses, pickerHead, pickerAddress,
 			tlsReason + tlsLines} {
@@ -87,6 +87,8 @@ func TestEnvoyConfiguration(t *testing.T) {
 		{"endpoints:\n- {name: a, address: 'vllm-0:8000'}\n", []string{"--engine=sglang", "--dns-lookup-family=ALL",
 			"--engine-tls", "--engine-ca=/ca.pem"},
 			[]string{"dns_lookup_family: ALL", `{address: "vllm-0", port_value: 8000}`, `filename: "/ca.pem"`}, nil},
+		{someEndpoints, []string{"--shadow"}, []string{"observability_mode: true", "upstream.address", "ROUND_ROBIN",
+			`{address: "10.0.0.1", port_value: 8000}`, "kvepp serve with --shadow"}, []string{"override_host", "8001"}},
 	} {
 		text, errs, status := print(c.endpoints, c.args...)
 		if status != 0 {

@@ -10,6 +10,11 @@ import _ "embed"
 //go:embed override-host.yaml
 var OverrideHost string
 
+// Shadow is the configuration for round robin, with kvepp in shadow.
+//
+//go:embed shadow.yaml
+var Shadow string
+
 // StockEngines is the configuration for vLLM, SGLang and TensorRT-LLM.
 //
 //go:embed stock-engines.yaml

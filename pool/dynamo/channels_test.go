@@ -68,6 +68,8 @@ func TestChannels(t *testing.T) {
 	// a transport that kvepp ignores for loads
 	s.channel("w0", "kv_metrics", 4, `{"kind":"ZmqBroker","config":{}}`, now)
 	s.channel("w1", "kv_metrics", 8, zmq(5), now) // of another path
+	s.channel("w0", "active_sequences_events", 13, zmq(6), now)
+	s.channel("w0", "active_sequences_events", 14, `{"kind":"Nats","config":{"subject_prefix":"a"}}`, now)
 	// without its source yet
 	s.channel("w0", "kv-events", 9, zmq(2), now)
 	// without its channel yet
@@ -88,9 +90,11 @@ func TestChannels(t *testing.T) {
 		t.Fatalf("channels: %+v", instances)
 	}
 	loads := []pool.EventChannel{
+		{Subject: "a.active_sequences_events", FirstTokens: true},
 		{Subject: "a.kv_metrics"},
 		{Publisher: 5, ZMQ: "tcp://127.0.0.1:4"},
 		{Publisher: 7, ZMQ: "tcp://127.0.0.1:1"},
+		{Publisher: 13, ZMQ: "tcp://127.0.0.1:6", FirstTokens: true},
 	}
 	if !reflect.DeepEqual(instances[0].Loads, loads) {
 		t.Errorf("loads: %+v", instances[0].Loads)

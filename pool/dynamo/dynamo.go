@@ -32,6 +32,7 @@ type Instance struct {
 	Card     *Card               // nil: not published yet
 	Channels []pool.EventChannel // of its KV events, ordered by rank
 	Loads    []pool.EventChannel // of the loads of all workers at its path, ordered by publisher
+	unheard  []pool.EventChannel // of its KV events, without a channel: over brokers, if there are any
 }
 
 // Card holds the fields of a model deployment card that routing needs. Zero fields are absent from the card.
@@ -132,17 +133,12 @@ func parseCard(record []byte) (path string, id uint64, card *Card, err error) {
 	}
 	switch {
 	case c.BlockSize < 0 || c.BlockSize > kvblock.MaxBlockSize:
-		return "", 0, nil, fmt.Errorf(
-			"card_json: kv_cache_block_size %d is not a number of tokens up to %d",
-			c.BlockSize,
-			kvblock.MaxBlockSize,
-		)
+		return "", 0, nil, fmt.Errorf("card_json: kv_cache_block_size %d is not a number of tokens up to %d",
+			c.BlockSize, kvblock.MaxBlockSize)
 	case runtime.DataParallelSize > pool.MaxRanks:
 		return "", 0, nil, fmt.Errorf(
 			"card_json: runtime_config: data_parallel_size %d: kvepp supports at most %d ranks",
-			runtime.DataParallelSize,
-			pool.MaxRanks,
-		)
+			runtime.DataParallelSize, pool.MaxRanks)
 	}
 	return path, *r.InstanceID, &Card{
 		Model: c.DisplayName, BlockSize: c.BlockSize, Role: c.WorkerType,
@@ -179,8 +175,7 @@ func (t *transfer) parse() (pool.Transfer, error) {
 		return preferred, nil
 	}
 	return preferred, fmt.Errorf(
-		"kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight",
-	)
+		"kv_transfer_domain needs kv_transfer_enforcement required, or preferred with kv_transfer_preferred_weight")
 }
 
 // source is a publisher of KV events.
@@ -227,15 +222,39 @@ func parseSource(record []byte) (source, error) {
 	return s, nil
 }
 
-// channel returns the channel of a source's events among those of publishers, else over brokers, if there are any.
-func (s *source) channel(of map[uint64]pool.EventChannel, brokers string) (c pool.EventChannel, found bool) {
-	if c, found = of[s.publisher]; !found && brokers != "" && s.publisher != 0 {
-		path := strings.SplitN(s.worker.path, "/", 3)
-		c, found = pool.EventChannel{Publisher: s.publisher, Brokers: brokers, Subject: fmt.Sprintf(
-			"namespace.%s.component.%s.endpoint.%s.%s", path[0], path[1], path[2], kvTopic)}, true
+// join adds the channel of the source's events, one of those of publishers, to heard. A source without one is added to
+// unheard.
+func (s *source) join(publishers map[uint64]pool.EventChannel, heard, unheard map[key][]pool.EventChannel) {
+	c, found := publishers[s.publisher]
+	switch c.Publisher, c.Rank, c.Query = s.publisher, s.rank, s.query; {
+	case s.publisher == 0: // of another topic
+	case found:
+		heard[s.worker] = append(heard[s.worker], c)
+	default:
+		unheard[s.worker] = append(unheard[s.worker], c)
 	}
-	c.Rank, c.Query = s.rank, s.query
-	return c, found
+}
+
+// OverBrokers returns the instance with what it publishes over ZMQ brokers, if it has sources without a channel: their
+// events, loads, and notes of first tokens. brokers are from JoinBrokers; empty: there are none.
+//
+// Source: dynamo-runtime 1.6.1, transports::event_plane.
+func (in Instance) OverBrokers(brokers string) Instance {
+	if brokers == "" || len(in.unheard) == 0 {
+		return in
+	}
+	of := strings.SplitN(in.Path, "/", 3)
+	subject := fmt.Sprintf("namespace.%s.component.%s.endpoint.%s.", of[0], of[1], of[2])
+	in.Channels = slices.Clone(in.Channels)
+	for _, c := range in.unheard {
+		c.Brokers, c.Subject = brokers, subject+kvTopic
+		in.Channels = append(in.Channels, c)
+	}
+	in.Loads = append(slices.Clone(in.Loads), pool.EventChannel{Brokers: brokers, Subject: subject + loadTopic},
+		pool.EventChannel{Brokers: brokers, Subject: subject + firstTopic, FirstTokens: true})
+	sortChannels(in.Channels)
+	sortChannels(in.Loads)
+	return in
 }
 
 // brokersVariable is Dynamo's variable that names ZMQ brokers, as "xsub=ADDRESS;ADDRESS , xpub=ADDRESS;ADDRESS".
@@ -264,8 +283,8 @@ func Brokers() (string, error) {
 	return "", fmt.Errorf("%s %q: must look like xsub=tcp://HOST:PORT , xpub=tcp://HOST:PORT", brokersVariable, text)
 }
 
-// joinBrokers returns those of the variable, else those of discovery, sorted and each once.
-func joinBrokers(discovered []string) string {
+// JoinBrokers returns those of the variable, else those of discovery, sorted and each once.
+func JoinBrokers(discovered []string) string {
 	if named, err := Brokers(); err == nil && named != "" { // the start refuses a wrong value
 		return named
 	}
@@ -299,7 +318,9 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	if r.Transport.Kind == "ZmqBroker" && len(r.Transport.Config.Brokers) > 0 {
 		return pool.EventChannel{Brokers: strings.Join(r.Transport.Config.Brokers, ";")}, "", nil
 	}
-	if r.Topic != kvTopic && r.Topic != loadTopic {
+	firsts := r.Topic == firstTopic
+	load := r.Topic == loadTopic || firsts
+	if r.Topic != kvTopic && !load {
 		return c, "", nil
 	}
 	if r.InstanceID == nil {
@@ -308,31 +329,32 @@ func parseChannel(record []byte) (c pool.EventChannel, path string, err error) {
 	t := &r.Transport
 	switch {
 	case t.Kind == "Zmq" && t.Config.Endpoint != "":
-		c = pool.EventChannel{Publisher: *r.InstanceID, ZMQ: t.Config.Endpoint}
-		if r.Topic == loadTopic {
+		c = pool.EventChannel{Publisher: *r.InstanceID, ZMQ: t.Config.Endpoint, FirstTokens: firsts}
+		if load {
 			path = r.Scope.path()
 		}
 		return c, path, nil
-	case r.Topic == loadTopic && t.Kind == "Nats" && t.Config.SubjectPrefix != "":
-		return pool.EventChannel{Subject: t.Config.SubjectPrefix + "." + loadTopic}, r.Scope.path(), nil
-	case r.Topic == loadTopic: // another transport; kvepp can route without loads
+	case load && t.Kind == "Nats" && t.Config.SubjectPrefix != "":
+		c = pool.EventChannel{Subject: t.Config.SubjectPrefix + "." + r.Topic, FirstTokens: firsts}
+		return c, r.Scope.path(), nil
+	case load: // another transport; kvepp can route without loads
 		return c, "", nil
 	case t.Kind == "Nats" && t.Config.SubjectPrefix != "":
 		return pool.EventChannel{Publisher: *r.InstanceID, Subject: t.Config.SubjectPrefix + "." + kvTopic}, "", nil
 	}
 	return c, "", fmt.Errorf(
 		"KV events over %q with %+v: kvepp supports the worker's own ZMQ socket, brokers and NATS; set kvEvents of "+
-			"the endpoint",
-		t.Kind,
-		t.Config,
-	)
+			"the endpoint", t.Kind, t.Config)
 }
 
 // kvTopic is the event plane's topic of KV events.
 const kvTopic = "kv-events"
 
-// loadTopic is the event plane's topic of workers' loads.
-const loadTopic = "kv_metrics"
+// loadTopic and firstTopic are the event plane's topics of workers' loads, and of their notes of first tokens.
+const (
+	loadTopic  = "kv_metrics"
+	firstTopic = "active_sequences_events"
+)
 
 // scope names the endpoint of a record of the event plane.
 type scope struct {

@@ -125,7 +125,7 @@ func (s *FileStore) scan(now time.Time) []Instance {
 		s.cards[file] = cachedCard{info.Size(), info.ModTime(), k, card}
 		return nil
 	})
-	channels, loads := s.channels(now)
+	plane := s.plane(now)
 	alive := map[key]time.Time{}
 	var instances []Instance
 	s.each("instances", now, func(file string, info fs.FileInfo) error {
@@ -147,8 +147,9 @@ func (s *FileStore) scan(now time.Time) []Instance {
 			seen = info.ModTime()
 		}
 		alive[k] = seen
-		in.Seen, in.Card, in.Channels, in.Loads = seen, cards[k], channels[k], loads[in.Path]
-		instances = append(instances, in)
+		in.Seen, in.Card, in.Channels, in.Loads = seen, cards[k], plane.heard[k], s.loads[in.Path]
+		in.unheard = plane.unheard[k]
+		instances = append(instances, in.OverBrokers(plane.brokers))
 		return nil
 	})
 	s.firstSeen, s.started = alive, true
@@ -157,19 +158,24 @@ func (s *FileStore) scan(now time.Time) []Instance {
 }
 
 func sortInstances(instances []Instance) {
-	slices.SortFunc(
-		instances,
-		func(a, b Instance) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) },
-	)
+	slices.SortFunc(instances,
+		func(a, b Instance) int { return byPathAndID(a.Path, a.InstanceID, b.Path, b.InstanceID) })
 }
 
 func byPathAndID(path string, id uint64, otherPath string, otherID uint64) int {
 	return cmp.Or(strings.Compare(path, otherPath), cmp.Compare(id, otherID))
 }
 
-// channels returns the event plane's channels: of KV events for each worker, ordered by rank, and of loads for each
-// path, ordered by publisher. A publisher of events has two records, its channel and its worker; both are needed.
-func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[string][]pool.EventChannel) {
+// plane is the event plane: the channels of each worker's KV events, ordered by rank, its sources without a channel,
+// and the brokers.
+type plane struct {
+	heard, unheard map[key][]pool.EventChannel
+	brokers        string
+}
+
+// plane reads the event plane, and sets the channels of loads for each path, ordered by publisher. A publisher of
+// events has two records, its channel and its worker.
+func (s *FileStore) plane(now time.Time) plane {
 	byPublisher := map[uint64]pool.EventChannel{}
 	loads := map[string][]pool.EventChannel{}
 	var brokers []string
@@ -179,7 +185,7 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 			name, err := url.PathUnescape(filepath.Base(file))
 			if err != nil ||
 				!strings.Contains(name, "/topic/"+kvTopic+"/") && !strings.Contains(name, "/topic/"+loadTopic+"/") &&
-					!strings.Contains(name, "/zmq_broker/") {
+					!strings.Contains(name, "/topic/"+firstTopic+"/") && !strings.Contains(name, "/zmq_broker/") {
 				return nil // another topic
 			}
 			record, err := boundedfile.Read(file, maxRecord)
@@ -209,22 +215,20 @@ func (s *FileStore) channels(now time.Time) (map[key][]pool.EventChannel, map[st
 		}
 	}
 	s.loads = loads
-	channels, all := map[key][]pool.EventChannel{}, joinBrokers(brokers)
+	p := plane{map[key][]pool.EventChannel{}, map[key][]pool.EventChannel{}, JoinBrokers(brokers)}
 	s.each("event_sources", now, func(file string, _ fs.FileInfo) error {
 		record, err := boundedfile.Read(file, maxRecord)
 		if err != nil {
 			return err
 		}
 		from, err := parseSource(record)
-		if c, ok := from.channel(byPublisher, all); err == nil && ok {
-			channels[from.worker] = append(channels[from.worker], c)
-		}
+		from.join(byPublisher, p.heard, p.unheard)
 		return err
 	})
-	for _, list := range channels {
+	for _, list := range p.heard {
 		sortChannels(list)
 	}
-	return channels, loads
+	return p
 }
 
 // sortedUnique returns the channels of a path's loads, sorted and without duplicates: all publishers on one subject
@@ -236,11 +240,8 @@ func sortedUnique(list []pool.EventChannel) []pool.EventChannel {
 
 func sortChannels(list []pool.EventChannel) {
 	slices.SortFunc(list, func(a, b pool.EventChannel) int {
-		return cmp.Or(
-			cmp.Compare(a.Rank, b.Rank),
-			cmp.Compare(a.Publisher, b.Publisher),
-			cmp.Compare(a.Subject, b.Subject),
-		)
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank),
+			cmp.Compare(a.Publisher, b.Publisher), cmp.Compare(a.Subject, b.Subject))
 	})
 }
 

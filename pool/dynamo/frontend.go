@@ -74,11 +74,9 @@ func QueryFrontend(ctx context.Context, address string) (View, error) {
 	}
 	for _, in := range health.Instances {
 		if in.Endpoint == "generate" {
-			v.Workers = append(
-				v.Workers,
+			v.Workers = append(v.Workers,
 				FrontendWorker{in.Namespace + "/" + in.Component + "/" + in.Endpoint, in.InstanceID,
-					transportIP(in.Transport)},
-			)
+					transportIP(in.Transport)})
 		}
 	}
 	sortWorkers(v.Workers)

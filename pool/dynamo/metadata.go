@@ -12,11 +12,11 @@ import (
 )
 
 // ParseMetadata decodes spec.data of a DynamoWorkerMetadata object, which a worker process writes if Dynamo's discovery
-// is Kubernetes. It returns the instances, ordered by path. Each part may be absent or null. Invalid records are in the
-// error; the others are in the result.
+// is Kubernetes. It returns the instances, ordered by path, and the addresses of the ZMQ broker that the process is.
+// Each part may be absent or null. Invalid records are in the error; the others are in the result.
 //
 // Source: dynamo-runtime 1.6.1, discovery::metadata.
-func ParseMetadata(data []byte) ([]Instance, error) {
+func ParseMetadata(data []byte) (instances []Instance, brokers []string, err error) {
 	var d struct {
 		Endpoints map[string]json.RawMessage `json:"endpoints"`
 		Cards     map[string]json.RawMessage `json:"model_cards"`
@@ -24,7 +24,7 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 		Sources   map[string]json.RawMessage `json:"event_sources"`
 	}
 	if err := json.Unmarshal(data, &d); err != nil {
-		return nil, fmt.Errorf("spec.data: %w", err)
+		return nil, nil, fmt.Errorf("spec.data: %w", err)
 	}
 	var errs []error
 	// each calls f for the records of a part, in the order of their names.
@@ -45,7 +45,6 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	})
 	channels := map[uint64]pool.EventChannel{} // by publisher
 	loads := map[string][]pool.EventChannel{}  // by path
-	var brokers []string
 	each("event_channels", d.Channels, func(record []byte) error {
 		c, path, err := parseChannel(record)
 		switch {
@@ -62,27 +61,24 @@ func ParseMetadata(data []byte) ([]Instance, error) {
 	for path, list := range loads { // all instances of a path share the list
 		loads[path] = sortedUnique(list)
 	}
-	byWorker := map[key][]pool.EventChannel{}
+	heard, unheard := map[key][]pool.EventChannel{}, map[key][]pool.EventChannel{}
 	each("event_sources", d.Sources, func(record []byte) error {
 		from, err := parseSource(record)
-		if c, ok := from.channel(channels, joinBrokers(brokers)); err == nil && ok {
-			byWorker[from.worker] = append(byWorker[from.worker], c)
-		}
+		from.join(channels, heard, unheard)
 		return err
 	})
-	var instances []Instance
 	each("endpoints", d.Endpoints, func(record []byte) error {
 		in, err := parseInstance(record)
 		if err == nil {
 			k := key{in.Path, in.InstanceID}
-			in.Card, in.Channels, in.Loads = cards[k], byWorker[k], loads[in.Path]
+			in.Card, in.Channels, in.Loads, in.unheard = cards[k], heard[k], loads[in.Path], unheard[k]
 			sortChannels(in.Channels)
 			instances = append(instances, in)
 		}
 		return err
 	})
 	sortInstances(instances)
-	return instances, errors.Join(errs...)
+	return instances, brokers, errors.Join(errs...)
 }
 
 // ServingInstance returns the instance of a worker process that serves its model: the first with a card, else the one

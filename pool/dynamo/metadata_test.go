@@ -18,7 +18,8 @@ func TestLoadsOfOneProcess(t *testing.T) {
 			`"scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},`+
 			`"transport":{"kind":"Nats","config":{"subject_prefix":"n"}}}`, publisher)
 	}
-	instances, err := ParseMetadata([]byte(fmt.Sprintf(`{"endpoints":{"a":%s,"b":%s},"event_channels":{"a":%s,"b":%s}}`,
+	instances, _, err := ParseMetadata([]byte(fmt.Sprintf(
+		`{"endpoints":{"a":%s,"b":%s},"event_channels":{"a":%s,"b":%s}}`,
 		instance(1), instance(2), channel(3), channel(4))))
 	if err != nil || len(instances) != 2 {
 		t.Fatalf("%+v, %v", instances, err)
@@ -38,11 +39,21 @@ func TestQueriesInMetadata(t *testing.T) {
 		`"scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},` +
 		`"metadata":{"worker":{"worker_id":1,"dp_rank":2},"recovery_target":{"transport":{"tcp":"10.0.0.7:9/1/q"},` +
 		`"request_plane_codec":"msgpack"}}}`
-	instances, err := ParseMetadata([]byte(`{"endpoints":{"a":{"type":"Endpoint","namespace":"n","component":"c",` +
+	instances, _, err := ParseMetadata([]byte(`{"endpoints":{"a":{"type":"Endpoint","namespace":"n","component":"c",` +
 		`"endpoint":"e","instance_id":1}},"event_sources":{"a":` + source + `}}`))
 	want := []pool.EventChannel{{Rank: 2, Publisher: 5, Brokers: "tcp://b:2", Query: "10.0.0.7:9/1/q",
 		Subject: "namespace.n.component.c.endpoint.e.kv-events"}}
+	for i := range instances {
+		instances[i] = instances[i].OverBrokers(JoinBrokers(nil))
+	}
 	if err != nil || len(instances) != 1 || !reflect.DeepEqual(instances[0].Channels, want) {
 		t.Errorf("%+v, %v", instances, err)
+	}
+	const subject = "namespace.n.component.c.endpoint.e."
+	loads := []pool.EventChannel{
+		{Brokers: "tcp://b:2", Subject: subject + "active_sequences_events", FirstTokens: true},
+		{Brokers: "tcp://b:2", Subject: subject + "kv_metrics"}}
+	if !reflect.DeepEqual(instances[0].Loads, loads) {
+		t.Errorf("loads %+v", instances[0].Loads)
 	}
 }

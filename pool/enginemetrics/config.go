@@ -26,9 +26,10 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.SkipVerify, "model-server-metrics-https-insecure-skip-verify", true,
 		"with https: do not verify the engines' certificates")
 	fs.StringVar(&c.metrics, "engine-metrics", "",
-		"the engines' metrics of waiting requests, of running ones, and of the part of the KV blocks that requests "+
-			"hold (0 to 1), `queued=NAME,running=NAME,usage=NAME`; NAME may be NAME{LABEL=VALUE}. For one that is "+
-			"left out: the metric of vLLM, SGLang, TensorRT-LLM or Triton that the page has")
+		"the engines' metrics of waiting requests, of running ones, of the part of the KV blocks that requests hold "+
+			"(0 to 1), and of LoRA adapters in use, `queued=NAME,running=NAME,usage=NAME,lora=NAME`; NAME may be "+
+			"NAME{LABEL=VALUE}. For one that is left out: the metric of vLLM, SGLang, TensorRT-LLM or Triton that the "+
+			"page has")
 }
 
 // Flags are the names of the flags without effect if Interval is 0.
@@ -50,13 +51,13 @@ func (c *Config) Validate() error {
 	if c.metrics == "" {
 		return nil
 	}
-	quantities := map[string]*Metric{"queued": &c.Waiting, "running": &c.Running, "usage": &c.Usage}
+	quantities := map[string]*Metric{"queued": &c.Waiting, "running": &c.Running, "usage": &c.Usage, "lora": &c.LoRA}
 	for given := range strings.SplitSeq(c.metrics, ",") {
 		key, value, _ := strings.Cut(given, "=")
 		to := quantities[strings.TrimSpace(key)]
 		if to == nil {
-			return fmt.Errorf("--engine-metrics %q: each part must be queued=NAME, running=NAME or usage=NAME, and "+
-				"only one of each", given)
+			return fmt.Errorf("--engine-metrics %q: each part must be queued=NAME, running=NAME, usage=NAME or "+
+				"lora=NAME, and only one of each", given)
 		}
 		delete(quantities, strings.TrimSpace(key))
 		var err error

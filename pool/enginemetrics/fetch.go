@@ -23,6 +23,7 @@ const (
 	unreachable         // no response, or an incomplete one
 	tooLarge
 	malformed  // an invalid message on the event plane
+	noModels   // the page was read, but /v1/models of its engine could not be
 	sharedPage // not read: several workers have this page and rank
 )
 
@@ -35,6 +36,7 @@ var outcomeNames = [...]string{
 	unreachable: "unreachable",
 	tooLarge:    "too_large",
 	malformed:   "malformed",
+	noModels:    "models",
 	sharedPage:  "shared",
 }
 
@@ -50,36 +52,37 @@ func (g *Gauges) readings() map[string]uint64 {
 }
 
 // fetch requests a page and parses it. The ranks are nil unless the outcome is ok.
-func (g *Gauges) fetch(ctx context.Context, url string) ([]rankValues, outcome, error) {
+func (g *Gauges) fetch(ctx context.Context, url string) (_ []rankValues, active activeAdapters, _ outcome, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, max(maxTimeout, g.cfg.SilentAfter))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, unreachable, err
+		return nil, active, unreachable, err
 	}
 	req.Header.Set("Accept", "text/plain;version=0.0.4")
 	useragent.Add(req)
 	resp, err := g.client.Do(req)
 	if err != nil {
-		return nil, outcomeOfFailure(ctx), err
+		return nil, active, outcomeOfFailure(ctx), err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		io.CopyN(io.Discard, resp.Body, maxLineBytes) // lets the connection be reused
-		return nil, refused, fmt.Errorf("the server answered %s", resp.Status)
+		return nil, active, refused, fmt.Errorf("the server answered %s", resp.Status)
 	}
 	p := g.pages.Get().(*page)
 	defer g.pages.Put(p)
 	ranks, err := p.read(resp.Body)
 	switch {
 	case errors.Is(err, errTooLarge):
-		return nil, tooLarge, err
+		return nil, active, tooLarge, err
 	case err != nil:
-		return nil, outcomeOfFailure(ctx), err
+		return nil, active, outcomeOfFailure(ctx), err
 	case len(ranks) == 0:
-		return nil, noMetrics, fmt.Errorf("the page has none of the metrics %s", strings.Join(p.names.metrics(), ", "))
+		return nil, active, noMetrics, fmt.Errorf("the page has none of the metrics %s",
+			strings.Join(p.names.metrics(), ", "))
 	}
-	return slices.Clone(ranks), ok, nil
+	return slices.Clone(ranks), p.active, ok, nil
 }
 
 // outcomeOfFailure returns the outcome of a read without a complete response.

@@ -42,16 +42,25 @@ type Config struct {
 	Path   string
 	// SkipVerify disables the check of certificates of https pages.
 	SkipVerify bool
+	// TLS takes the place of SkipVerify. nil: it does not. No flag sets it.
+	TLS *tls.Config
 	// Frontends says that addresses are those of Dynamo's frontends, which have no metrics of engines. Pages are then
 	// read only if the endpoint has Metrics, or if Port is set.
 	Frontends bool
-	// Running, Waiting and Usage replace the metrics of all known engines for a quantity, unless they are zero.
-	Running, Waiting, Usage Metric
-	metrics                 string // their flag
+	// Running, Waiting, Usage and LoRA (adapters in use, as vLLM's) replace the metrics of all known engines for a
+	// quantity, unless they are zero.
+	Running, Waiting, Usage, LoRA Metric
+	metrics                       string // their flag
 	// NATSServer is the URL of the NATS server on which some of Dynamo's workers publish their loads. Empty: none.
 	NATSServer string
+	// FirstToken is called with the id of each request whose first token a worker notes on the event plane. The id is
+	// valid during the call. nil: kvepp does not subscribe to these notes.
+	FirstToken func(id []byte)
 	// Booked returns the number of requests in kvepp's load book for a worker.
 	Booked func(kvblock.Worker) int
+	// Adapters receives what a worker's engine says of LoRA adapters, after each read of the page of one that says
+	// anything. nil: engines are not asked.
+	Adapters func(kvblock.Worker, pool.Adapters)
 	// Health receives the state of a worker's page after each read, and when the page becomes silent. Run's goroutine
 	// makes all calls, in order, without a lock; Health must return soon. A call for a worker may come after its first
 	// WorkerLeft, never after the second. nil: no calls, and failed pages are read with exponential backoff.
@@ -141,6 +150,12 @@ type target struct {
 	slotClass int       // of the current read: an index in readSlots
 	failed    int       // failed reads in a row; 1 before the first read
 	health    *pageHealth
+	list      *modelList
+}
+
+// ClientTLS returns the settings of https connections to the engines.
+func (c *Config) ClientTLS() *tls.Config {
+	return cmp.Or(c.TLS, &tls.Config{InsecureSkipVerify: c.SkipVerify})
 }
 
 // New returns Gauges of the workers in p. There are no values before Run.
@@ -159,7 +174,7 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 		WriteBufferSize:        512,
 		ReadBufferSize:         4 << 10, // longer reads bypass it
 		MaxResponseHeaderBytes: 64 << 10,
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: cfg.SkipVerify}, // only if the operator asks for it
+		TLSClientConfig:        cfg.ClientTLS(),
 	}
 	g := &Gauges{
 		began:    time.Now(),
@@ -174,7 +189,8 @@ func New(cfg Config, p *pool.Pool, log *slog.Logger) *Gauges {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
-	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage})
+	wanted := newNames([quantities]Metric{running: cfg.Running, waiting: cfg.Waiting, usage: cfg.Usage,
+		adapters: cfg.LoRA})
 	g.pages.New = func() any { return newPage(wanted) }
 	return g
 }
@@ -254,11 +270,12 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 	}
 	for url, of := range members {
 		// A current read keeps the old target with its members, to which the result belongs.
-		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1, health: new(pageHealth)}
+		t := &target{url: url, members: of, due: now.Add(rand.N(g.cfg.Interval)), failed: 1, health: new(pageHealth),
+			list: new(modelList)}
 		if was := g.targets[url]; was != nil {
 			t.due, t.failed = was.due, was.failed
 			if shareWorker(was.members, of) {
-				t.health = was.health
+				t.health, t.list = was.health, was.list
 			}
 			if was.busy {
 				t.due = now.Add(g.cfg.Interval)
@@ -271,10 +288,8 @@ func (g *Gauges) follow(s *pool.Snapshot) {
 // shareWorker reports whether the lists have a worker in common.
 func shareWorker(a, b []member) bool {
 	return slices.ContainsFunc(a, func(x member) bool {
-		return slices.ContainsFunc(
-			b,
-			func(y member) bool { return x.worker == y.worker && x.generation == y.generation },
-		)
+		return slices.ContainsFunc(b,
+			func(y member) bool { return x.worker == y.worker && x.generation == y.generation })
 	})
 }
 
@@ -339,10 +354,8 @@ func (g *Gauges) takeDue(now time.Time) (taken []*target) {
 			due = append(due, t)
 		}
 	}
-	slices.SortFunc(
-		due,
-		func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) },
-	)
+	slices.SortFunc(due,
+		func(a, b *target) int { return cmp.Or(cmp.Compare(a.failed, b.failed), a.due.Compare(b.due)) })
 	for _, t := range due {
 		if c := t.class(); g.reading[c] < readSlots[c] {
 			g.reading[c]++
@@ -364,7 +377,7 @@ func (t *target) class() int {
 
 // read reads one page and stores its values.
 func (g *Gauges) read(ctx context.Context, t *target) {
-	ranks, how, err := g.fetch(ctx, t.url)
+	ranks, active, how, err := g.fetch(ctx, t.url)
 	if ctx.Err() != nil {
 		return // Run ends: not a failure of the page
 	}
@@ -374,6 +387,23 @@ func (g *Gauges) read(ctx context.Context, t *target) {
 	}
 	for _, a := range g.finishRead(t, ranks, how, readResult(how, err), g.booked(t, how)) {
 		g.logAlarm(a)
+	}
+	if how == ok {
+		g.reportCaches(t)
+		g.reportAdapters(ctx, t, active)
+	}
+}
+
+// reportCaches tells the pool what a page says of its workers' KV caches.
+func (g *Gauges) reportCaches(t *target) {
+	for i := range t.members {
+		m := &t.members[i]
+		g.mu.Lock()
+		s := *g.slot(m.worker)
+		g.mu.Unlock()
+		if size, count := s.values.cache(); s.generation == m.generation {
+			g.pool.ReportCache(m.worker, size, count)
+		}
 	}
 }
 
@@ -390,13 +420,8 @@ func (g *Gauges) booked(t *target, how outcome) []int {
 }
 
 // finishRead stores the result of a read, and returns the new alarms.
-func (g *Gauges) finishRead(
-	t *target,
-	ranks []rankValues,
-	how outcome,
-	server PageState,
-	booked []int,
-) (news []unseenAlarm) {
+func (g *Gauges) finishRead(t *target, ranks []rankValues, how outcome, server PageState,
+	booked []int) (news []unseenAlarm) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reading[t.slotClass]-- // not t.class(): another target of the page may have changed t.failed in the meantime
@@ -493,8 +518,8 @@ func (g *Gauges) logFailure(what, worker string, how outcome, err error) {
 	g.log.Log(
 		context.Background(),
 		level,
-		"an engine's load cannot be read; kvepp retries with backoff. Later failures of this kind are only in "+
-			"kvepp_engine_readings_total and in the debug log",
+		"an engine's load, or its list of models, cannot be read; kvepp retries with backoff. Later failures of this "+
+			"kind are only in kvepp_engine_readings_total and in the debug log",
 		"of",
 		what,
 		"worker",
@@ -568,15 +593,4 @@ func (g *Gauges) Of(w kvblock.Worker) Load {
 		return Load{s.values[running], s.values[waiting], s.values[usage]}
 	}
 	return Load{math.NaN(), math.NaN(), math.NaN()}
-}
-
-// CacheTokens returns how many tokens a worker's KV cache has room for, as its engine says. NaN: unknown or stale.
-func (g *Gauges) CacheTokens(w kvblock.Worker) float64 {
-	now := time.Now()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if s := g.slot(w); g.fresh(s, now) {
-		return s.values[cache]
-	}
-	return math.NaN()
 }

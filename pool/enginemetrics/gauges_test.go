@@ -356,7 +356,7 @@ func TestPagesThatCannotBeRead(t *testing.T) {
 				t.Errorf("%s: %d log lines", outcome, n)
 			}
 		}
-		if g.Known() != 0 || len(g.readings()) != 7 {
+		if g.Known() != 0 || len(g.readings()) != 8 {
 			t.Errorf("%d known, readings %v", g.Known(), g.readings())
 		}
 		e.setPage("e0:80", busyPage(1, 2, 0.5)) // the engine exports its metrics now
@@ -558,4 +558,25 @@ func TestOverHTTP(t *testing.T) {
 	if len(connections) > asked/2 {
 		t.Errorf("%d connections for %d readings of three pages", len(connections), asked)
 	}
+}
+
+// TestPagesSizeCaches: what pages say of KV caches reaches the pool's workers, each rank's for its worker.
+func TestPagesSizeCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := endpoints(2)
+		all[1].DataParallelSize = 2
+		_, e, p := start(t, Config{}, all...)
+		e.setPage("e0:80", `vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1`+"\n")
+		e.setPage("e1:80", `vllm:cache_config_info{block_size="16",num_gpu_blocks="30",engine="0"} 1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="40",engine="1"} 1
+`)
+		advance(6 * time.Second)
+		s := p.Acquire()
+		defer s.Release()
+		for i, want := range []int{100, 30, 40} {
+			if w := s.Workers[i]; w.TotalKVBlocks != want || w.BlockSize != 16 {
+				t.Errorf("%s: %d blocks of %d", w.String(), w.TotalKVBlocks, w.BlockSize)
+			}
+		}
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kvepp/kvblock"
 	"kvepp/pool"
 )
 
@@ -19,17 +20,20 @@ import (
 type quantity uint8
 
 const (
-	running quantity = iota // running requests
-	waiting                 // waiting requests
-	usage                   // fraction (0..1) of KV blocks in use
-	cache                   // tokens that the KV cache has room for
+	running     quantity = iota // running requests
+	waiting                     // waiting requests
+	usage                       // fraction (0..1) of KV blocks in use
+	blocks                      // KV blocks of the device
+	blockSize                   // tokens of each
+	cacheTokens                 // tokens that the blocks have room for: in hybrid models fewer than their product
+	adapters                    // LoRA adapters that running requests may have at once
 	quantities
 )
 
 // values are those of one rank, indexed by quantity; NaN: unknown.
 type values [quantities]float64
 
-var noValues = values{math.NaN(), math.NaN(), math.NaN(), math.NaN()}
+var noValues = values{math.NaN(), math.NaN(), math.NaN(), math.NaN(), math.NaN(), math.NaN(), math.NaN()}
 
 // rankValues holds the values of one of an engine's ranks.
 type rankValues struct {
@@ -42,6 +46,7 @@ type rankValues struct {
 type Metric struct {
 	Name         string
 	Label, Value string // Label "": all series
+	info         string // the label that has the value; "": the series' own value
 }
 
 // ParseMetric parses a metric in the value of a flag.
@@ -66,7 +71,7 @@ func ParseMetric(s string) (Metric, error) {
 // for a quantity (an engine may keep an older name), the greatest value counts.
 //
 // Source: Gateway API Inference Extension, proposal 003 (model server protocol); vllm 0.33.0, v1/metrics; sglang
-// 0.5.21, observability/metrics_collector; Dynamo's mocker 1.6.1, which shows vLLM's.
+// 0.5.21, observability/metrics_collector; Dynamo's mocker 1.6.1, which shows vLLM's; llm-d's metrics of TensorRT-LLM.
 var known = [quantities][]Metric{
 	running: {
 		{Name: "vllm:num_requests_running"},
@@ -80,47 +85,39 @@ var known = [quantities][]Metric{
 		{Name: "trtllm_num_requests_waiting"},
 		{Name: "nv_trt_llm_request_metrics", Label: "request_type", Value: "waiting"},
 	},
-	usage: {{Name: "vllm:kv_cache_usage_perc"}, {Name: "vllm:gpu_cache_usage_perc"}, {Name: "sglang:token_usage"},
-		{
-			Name: "trtllm_kv_cache_utilization",
-		}, {Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"}},
-	cache: {{Name: "vllm:cache_config_info"}, {Name: "sglang:cache_config_info"}}, // the labels have the value
+	usage: {
+		{Name: "vllm:kv_cache_usage_perc"},
+		{Name: "vllm:gpu_cache_usage_perc"},
+		{Name: "sglang:token_usage"},
+		{Name: "trtllm_kv_cache_utilization"},
+		{Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "fraction"},
+	},
+	blocks: {
+		{Name: "vllm:cache_config_info", info: "num_gpu_blocks"},
+		{Name: "sglang:cache_config_info", info: "num_pages"},
+		{Name: "sglang:num_pages"},
+		{Name: "trtllm_kv_cache_max_blocks"},
+		{Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "max"},
+	},
+	blockSize: {
+		{Name: "vllm:cache_config_info", info: "block_size"},
+		{Name: "sglang:cache_config_info", info: "page_size"},
+		{Name: "sglang:page_size"},
+		{Name: "trtllm_kv_cache_tokens_per_block"},
+		{Name: "nv_trt_llm_kv_cache_block_metrics", Label: "kv_cache_block_type", Value: "tokens_per"},
+	},
+	cacheTokens: {{Name: "vllm:cache_config_info", info: "kv_cache_size_tokens"}},
+	adapters:    {{Name: "vllm:lora_requests_info", info: "max_lora"}, {Name: "sglang:lora_pool_slots_total"}},
 }
 
 // rankLabels are the labels with the data-parallel rank, of vLLM and of SGLang. Labels of parts of a rank (tp_rank,
 // pp_rank) and SGLang's priority are ignored: the parts report equal values, and the greatest value is the total.
 var rankLabels = [...]string{"engine", "dp_rank"}
 
-// cacheLabels are the labels with the number of KV blocks and the tokens of each, of vLLM and of SGLang.
-var cacheLabels = [...]string{"num_gpu_blocks", "block_size", "num_pages", "page_size"}
-
-// cacheSize is the size of a KV cache as labels say it: the product of two.
-type cacheSize struct {
-	tokens float64
-	labels int
-}
-
-// add takes a label.
-func (c *cacheSize) add(name, value []byte) {
-	if slices.Contains(cacheLabels[:], string(name)) {
-		if n, err := strconv.ParseFloat(string(value), 64); err == nil && n > 0 {
-			c.tokens, c.labels = c.tokens*n, c.labels+1
-		}
-	}
-}
-
-// value returns the size in tokens; NaN if the labels do not say it.
-func (c *cacheSize) value() float64 {
-	if c.labels != 2 || math.IsInf(c.tokens, 0) {
-		return math.NaN()
-	}
-	return c.tokens
-}
-
 // wanted is one quantity that a metric's name may have.
 type wanted struct {
-	quantity     quantity
-	label, value string
+	quantity quantity
+	Metric
 }
 
 // names maps a metric's name to the quantities that it may have.
@@ -133,9 +130,10 @@ func newNames(given [quantities]Metric) names {
 		metrics := known[q]
 		if given[q].Name != "" {
 			metrics = []Metric{given[q]}
+			metrics[0].info = known[q][0].info
 		}
 		for _, m := range metrics {
-			n[m.Name] = append(n[m.Name], wanted{q, m.Label, m.Value})
+			n[m.Name] = append(n[m.Name], wanted{q, m})
 		}
 	}
 	return n
@@ -151,10 +149,11 @@ var errTooLarge = errors.New("the page is too large")
 
 // page parses metrics pages. Only one goroutine may use it at a time. It reuses its memory for later pages.
 type page struct {
-	names names
-	in    *bufio.Reader
-	ranks []rankValues // ordered by rank; those of the latest read
-	label []byte       // scratch: a label's value without escapes
+	names  names
+	in     *bufio.Reader
+	ranks  []rankValues // ordered by rank; those of the latest read
+	active activeAdapters
+	label  []byte // scratch: a label's value without escapes
 }
 
 // metrics returns the sorted names of all wanted metrics.
@@ -171,7 +170,7 @@ func newPage(n names) *page { return &page{names: n, in: bufio.NewReaderSize(nil
 func (p *page) read(r io.Reader) ([]rankValues, error) {
 	limited := io.LimitedReader{R: r, N: maxPageBytes + 1}
 	p.in.Reset(&limited)
-	p.ranks = p.ranks[:0]
+	p.ranks, p.active = p.ranks[:0], activeAdapters{}
 	whole := true // the last piece ended its line
 	for {
 		line, err := p.in.ReadSlice('\n')
@@ -190,6 +189,33 @@ func (p *page) read(r io.Reader) ([]rankValues, error) {
 	}
 }
 
+// cache returns the tokens of a KV block, and how many of them the device has room for; NaN: not known.
+func (v *values) cache() (size, count float64) {
+	size, count = v[blockSize], v[blocks]
+	if tokens := v[cacheTokens]; tokens > 0 {
+		count = min(count, math.Ceil(tokens/size))
+	}
+	return size, count
+}
+
+// ReadCache returns the tokens of a KV block, and the device's blocks, of a rank by a metrics page; 0, 0 if it does not
+// say both.
+func ReadCache(r io.Reader, rank uint32) (size, count int, err error) {
+	ranks, err := newPage(newNames([quantities]Metric{})).read(r)
+	if i := slices.IndexFunc(ranks, func(v rankValues) bool { return v.rank == rank }); i >= 0 {
+		ranks = ranks[i : i+1]
+	}
+	if len(ranks) == 0 {
+		return 0, 0, err
+	}
+	all := mergeRanks(ranks)
+	tokens, n := all.cache()
+	if !(tokens <= kvblock.MaxBlockSize && n <= pool.MaxCacheBlocks) { // also NaN
+		return 0, 0, err
+	}
+	return int(tokens), int(n), err
+}
+
 // line parses `NAME VALUE` or `NAME{LABEL="VALUE",...} VALUE`, with or without a timestamp after it.
 func (p *page) line(line []byte) {
 	if len(line) == 0 || line[0] == '#' {
@@ -203,78 +229,96 @@ func (p *page) line(line []byte) {
 	if meanings == nil {
 		return
 	}
-	rank, left, meaning := uint32(0), bytes.TrimLeft(line[end:], " \t"), uint(0)
-	size := cacheSize{tokens: 1}
+	left, s := bytes.TrimLeft(line[end:], " \t"), series{info: noValues}
 	for i, w := range meanings {
-		if w.label == "" {
-			meaning |= 1 << i
+		if w.Label == "" {
+			s.meaning |= 1 << i
 		}
 	}
 	if len(left) > 0 && left[0] == '{' {
 		left = left[1:]
 		for {
-			name, value, rest, state := p.nextLabel(left)
-			if state == labelsInvalid {
+			name, value, rest := p.nextLabel(left)
+			if rest == nil {
 				return
 			}
-			if left = rest; state == labelsEnded {
+			if left = rest; name == nil {
 				break
 			}
-			if slices.Contains(rankLabels[:], string(name)) {
-				if n, err := strconv.ParseUint(string(value), 10, 32); err == nil {
-					rank = uint32(n)
-				}
-			}
-			size.add(name, value)
-			for i, w := range meanings {
-				if w.label != "" && string(name) == w.label && string(value) == w.value {
-					meaning |= 1 << i
-				}
-			}
+			s.label(meanings, name, value)
 		}
 	}
 	left = bytes.TrimLeft(left, " \t")
 	if stop := bytes.IndexAny(left, " \t\r\n"); stop >= 0 {
 		left = left[:stop]
 	}
-	value, err := strconv.ParseFloat(string(left), 64)
-	if err != nil || !(value >= 0) || math.IsInf(value, 0) { // excludes NaN, too
-		return
-	}
+	own := number(left)
 	for i, w := range meanings {
-		if w.quantity == cache {
-			value = size.value()
+		value := own
+		if w.info != "" {
+			value = s.info[w.quantity]
 		}
-		if meaning&(1<<i) != 0 && !math.IsNaN(value) {
-			p.addValue(rank, w.quantity, value)
+		if s.meaning&(1<<i) != 0 && !math.IsNaN(value) {
+			p.addValue(s.rank, w.quantity, value)
+		}
+		if w.quantity == adapters && own >= p.active.at { // not NaN
+			p.active = activeAdapters{own, value, string(s.adapters)}
 		}
 	}
 }
 
-// labelState is the position in a line's list of labels.
-type labelState uint8
+// series is what a line's labels say.
+type series struct {
+	rank     uint32
+	meaning  uint   // bits: the series is of the quantity in names with that index
+	info     values // of the quantities whose value is a label
+	adapters []byte // names, each with a comma behind it
+}
 
-const (
-	labelFound    labelState = iota // the list has another label
-	labelsEnded                     // the list has ended
-	labelsInvalid                   // the list is invalid
-)
+// label adds a label of a series with these meanings.
+func (s *series) label(meanings []wanted, name, value []byte) {
+	if slices.Contains(rankLabels[:], string(name)) {
+		if n, err := strconv.ParseUint(string(value), 10, 32); err == nil {
+			s.rank = uint32(n)
+		}
+	}
+	for i, w := range meanings {
+		switch {
+		case w.Label != "" && string(name) == w.Label && string(value) == w.Value:
+			s.meaning |= 1 << i
+		case w.info != "" && string(name) == w.info:
+			s.info[w.quantity] = number(value)
+		case w.quantity == adapters &&
+			(string(name) == "running_lora_adapters" || string(name) == "waiting_lora_adapters"):
+			s.adapters = append(append(s.adapters, value...), ',')
+		}
+	}
+}
 
-// nextLabel parses the next label of a list, after its opening brace, and returns the rest of the line. name and value
-// are valid until the next call.
-func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
+// number reads a finite number of at least 0; NaN if it is none.
+func number(text []byte) float64 {
+	value, err := strconv.ParseFloat(string(text), 64)
+	if err != nil || !(value >= 0) || math.IsInf(value, 0) {
+		return math.NaN()
+	}
+	return value
+}
+
+// nextLabel parses the next label of a list, after its opening brace, and returns the rest of the line. name is nil if
+// the list has ended, rest if it is invalid. name and value are valid until the next call.
+func (p *page) nextLabel(b []byte) (name, value, rest []byte) {
 	b = bytes.TrimLeft(b, " \t,")
 	if len(b) > 0 && b[0] == '}' {
-		return nil, nil, b[1:], labelsEnded
+		return nil, nil, b[1:]
 	}
 	equals := bytes.IndexByte(b, '=')
 	if equals < 0 {
-		return nil, nil, nil, labelsInvalid
+		return nil, nil, nil
 	}
 	name = bytes.TrimRight(b[:equals], " \t")
 	b = bytes.TrimLeft(b[equals+1:], " \t")
 	if len(b) == 0 || b[0] != '"' {
-		return nil, nil, nil, labelsInvalid
+		return nil, nil, nil
 	}
 	p.label = p.label[:0]
 	i := 1
@@ -290,18 +334,15 @@ func (p *page) nextLabel(b []byte) (name, value, rest []byte, _ labelState) {
 		p.label = append(p.label, c)
 	}
 	if i == len(b) {
-		return nil, nil, nil, labelsInvalid
+		return nil, nil, nil
 	}
-	return name, p.label, b[i+1:], labelFound
+	return name, p.label, b[i+1:]
 }
 
 // addValue stores a value of a rank. Of several values, the greatest counts.
 func (p *page) addValue(rank uint32, q quantity, value float64) {
-	i, found := slices.BinarySearchFunc(
-		p.ranks,
-		rank,
-		func(r rankValues, rank uint32) int { return int(int64(r.rank) - int64(rank)) },
-	)
+	i, found := slices.BinarySearchFunc(p.ranks, rank,
+		func(r rankValues, rank uint32) int { return int(int64(r.rank) - int64(rank)) })
 	if !found {
 		if len(p.ranks) == pool.MaxRanks {
 			return
@@ -316,8 +357,8 @@ func (p *page) addValue(rank uint32, q quantity, value float64) {
 	}
 }
 
-// mergeRanks returns the values of an engine whose ranks are one worker: the sums of the requests and the mean of the
-// KV usage.
+// mergeRanks returns the values of an engine whose ranks are one worker: the sums of the requests and the blocks, and
+// the means of the KV usage and the block size.
 func mergeRanks(ranks []rankValues) values {
 	if len(ranks) == 1 {
 		return ranks[0].values
@@ -333,7 +374,7 @@ func mergeRanks(ranks []rankValues) values {
 		}
 		switch {
 		case n == 0:
-		case q == usage:
+		case q == usage, q == blockSize:
 			all[q] = sum / float64(n)
 		default:
 			all[q] = sum

@@ -115,7 +115,8 @@ func TestMetricsFlag(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if c.Waiting != (Metric{"a", "b", "c"}) || c.Usage != (Metric{Name: "x:y"}) || c.Running != (Metric{}) {
+	if c.Waiting != (Metric{Name: "a", Label: "b", Value: "c"}) || c.Usage != (Metric{Name: "x:y"}) ||
+		c.Running != (Metric{}) {
 		t.Errorf("%+v", c)
 	}
 }
@@ -136,8 +137,9 @@ func TestGivenMetrics(t *testing.T) {
 	if got, want := formatRanks(ranks), "0: running 2, waiting 3, usage NaN\n"; err != nil || got != want {
 		t.Errorf("%q, want %q (%v)", got, want, err)
 	}
-	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"}, "a{b=c}": {"a", "b", "c"},
-		`a { b = "c d" }`: {"a", "b", "c d"}} {
+	for s, want := range map[string]Metric{"a": {Name: "a"}, " a:b ": {Name: "a:b"},
+		"a{b=c}":          {Name: "a", Label: "b", Value: "c"},
+		`a { b = "c d" }`: {Name: "a", Label: "b", Value: "c d"}} {
 		if got, err := ParseMetric(s); got != want || err != nil {
 			t.Errorf("%q: %v, %v", s, got, err)
 		}
@@ -194,7 +196,7 @@ func TestTogether(t *testing.T) {
 		ranks []rankValues
 		want  values
 	}{
-		{nil, values{none, none, none, none}},
+		{nil, noValues},
 		{[]rankValues{{3, values{1, 2, 0.5}}}, values{1, 2, 0.5}},
 		{[]rankValues{{0, values{1, none, 0.5}}, {1, values{2, none, none}}, {2, values{4, none, 0.75, 64}}},
 			values{7, none, 0.625, 64}},
@@ -300,21 +302,34 @@ func BenchmarkPage(b *testing.B) {
 	})
 }
 
-// TestCacheTokens: the labels of an engine's cache say how many tokens it has room for.
-func TestCacheTokens(t *testing.T) {
-	for line, want := range map[string]float64{
-		`vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0`: 1600,
-		`sglang:cache_config_info{num_pages="50",page_size="64"} 1`:                   3200,
-		`vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`:           -1,
-		`vllm:cache_config_info{block_size="1e308",num_gpu_blocks="1e308"} 1.0`:       -1,
+// TestReadCache: a page says how many tokens a KV block has, and how many blocks the device.
+func TestReadCache(t *testing.T) {
+	vllm, err := os.ReadFile("testdata/vllm.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string][2]int{
+		`vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0`:         {16, 100},
+		`sglang:cache_config_info{num_pages="50",page_size="64"} 1`:                           {64, 50},
+		"trtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks{model_name=\"m\"} 7": {32, 7},
+		`nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 9
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used"} 1000`: {64, 9},
+		"sglang:num_pages 5\nsglang:page_size 64":                                                   {64, 5},
+		`vllm:cache_config_info{block_size="16",kv_cache_size_tokens="790",num_gpu_blocks="100"} 1`: {16, 50},
+		`vllm:cache_config_info{block_size="16",kv_cache_size_tokens="1e9",num_gpu_blocks="100"} 1`: {16, 100},
+		string(vllm): {32, 64},
+		// of rank 1 only
+		`vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="200",engine="1"} 1`: {16, 200},
+		`vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`:     {},
+		`vllm:cache_config_info{block_size="1e308",num_gpu_blocks="1e308"} 1.0`: {},
+		`vllm:cache_config_info{block_size="-16",num_gpu_blocks="100"} 1.0`:     {},
+		`vllm:cache_config_info{block_size="16"} 1.0`:                           {},
 	} {
-		got := -1.0
-		ranks, err := newPage(newNames([quantities]Metric{})).read(strings.NewReader(line + "\n"))
-		if len(ranks) > 0 {
-			got = ranks[0].values[cache]
-		}
-		if err != nil || got != want {
-			t.Errorf("%s: %v, %v", line, got, err)
+		size, blocks, err := ReadCache(strings.NewReader(text+"\n"), 1)
+		if err != nil || [2]int{size, blocks} != want {
+			t.Errorf("%s: %d, %d, %v", text, size, blocks, err)
 		}
 	}
 }

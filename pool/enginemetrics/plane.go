@@ -3,6 +3,7 @@ package enginemetrics
 import (
 	"cmp"
 	"encoding/binary"
+	"strings"
 	"time"
 
 	"kvepp/internal/natssub"
@@ -11,8 +12,11 @@ import (
 	"kvepp/zmqsub"
 )
 
-// loadTopic is the prefix of all messages of a publisher of loads.
-const loadTopic = "kv_metrics"
+// loadTopic and firstTopic are the prefixes of all messages of publishers of loads, and of notes of first tokens.
+const (
+	loadTopic  = "kv_metrics"
+	firstTopic = "active_sequences_events"
+)
 
 // instanceRank names a worker on Dynamo's event plane.
 type instanceRank struct {
@@ -26,21 +30,23 @@ type planeWorker struct {
 	blocks int // total KV blocks
 }
 
-// followChannels subscribes to the loads of the workers in s without a page, and ends unused subscriptions. Only Run's
-// goroutine calls it.
+// followChannels subscribes to the loads of the workers in s without a page and to all workers' notes of first tokens,
+// and ends unused subscriptions. Only Run's goroutine calls it.
 func (g *Gauges) followChannels(s *pool.Snapshot) {
 	wanted := map[pool.EventChannel]bool{}
 	workers := map[instanceRank]planeWorker{}
 	g.mu.Lock()
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if len(w.LoadChannels) == 0 || w.Role == pool.Encode || w.TotalKVBlocks <= 0 || g.page(w) != "" {
-			continue
-		}
+		reads := w.Role != pool.Encode && w.TotalKVBlocks > 0 && g.page(w) == ""
 		for _, c := range w.LoadChannels {
-			if c.ZMQ != "" || g.cfg.NATSServer != "" {
+			heard := c.Transport() == "zmq" || g.cfg.NATSServer != ""
+			if heard && (reads || c.FirstTokens && g.cfg.FirstToken != nil) {
 				wanted[c] = true
 			}
+		}
+		if !reads || len(w.LoadChannels) == 0 {
+			continue
 		}
 		workers[instanceRank{w.InstanceID, w.Rank}] = planeWorker{
 			member{w.Worker, g.slot(w.Worker).generation, w.Rank, w.String(), w.Address},
@@ -59,7 +65,7 @@ func (g *Gauges) followChannels(s *pool.Snapshot) {
 		if g.channels[c] != nil {
 			continue
 		}
-		l := &loads{Gauges: g, from: cmp.Or(c.ZMQ, c.Subject)}
+		l := &loads{Gauges: g, from: cmp.Or(c.ZMQ, c.Brokers, c.Subject), firstTokens: c.FirstTokens}
 		leave, err := g.subscribe(c, l)
 		if err != nil {
 			g.logFailure(l.String(), "", unreachable, err)
@@ -71,7 +77,7 @@ func (g *Gauges) followChannels(s *pool.Snapshot) {
 
 // subscribe passes the messages of a channel to l until leave is called.
 func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err error) {
-	if c.ZMQ == "" {
+	if c.Transport() == "nats" {
 		if g.nats == nil {
 			if g.nats, err = natssub.Connect(natssub.Config{Server: g.cfg.NATSServer, Purpose: "loads",
 				Log: g.log}); err != nil {
@@ -89,33 +95,47 @@ func (g *Gauges) subscribe(c pool.EventChannel, l *loads) (leave func(), err err
 			return nil, err
 		}
 	}
-	s, err := g.hub.Subscribe(
-		zmqsub.Config{
-			Endpoint:        c.ZMQ,
-			Topic:           loadTopic,
-			Publisher:       binary.BigEndian.AppendUint64(nil, c.Publisher),
-			MaxMessageBytes: maxLoadBytes,
-		},
-		l,
-	)
-	if err != nil {
-		return nil, err
+	of := zmqsub.Config{Topic: loadTopic, Publisher: binary.BigEndian.AppendUint64(nil, c.Publisher),
+		MaxMessageBytes: maxLoadBytes}
+	if c.FirstTokens {
+		of.Topic = firstTopic
 	}
-	return s.Close, nil
+	if c.Brokers != "" { // each passes on all messages; one that comes again changes nothing
+		of.Topic, of.Publisher, of.Many = c.Subject, nil, true
+	}
+	var all []*zmqsub.Subscription
+	leave = func() {
+		for _, s := range all {
+			s.Close()
+		}
+	}
+	for address := range strings.SplitSeq(cmp.Or(c.ZMQ, c.Brokers), ";") {
+		own := *l // subscriptions do not wait for one another
+		own.from, of.Endpoint = address, address
+		s, err := g.hub.Subscribe(of, &own)
+		if err != nil {
+			leave()
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return leave, nil
 }
 
 const (
-	// maxLoadBytes bounds a message, which has about 200 bytes.
+	// maxLoadBytes bounds a message. One has about 200 bytes, or 150 for each of at most 256 first tokens.
 	maxLoadBytes = 64 << 10
 	// maxPendingLoads bounds the waiting messages of one NATS subject, in bytes.
 	maxPendingLoads = 1 << 20
 )
 
-// loads receives the messages of one channel, from one publisher or, over NATS, from all of a Dynamo path. Lost
+// loads receives the messages of one channel, from one publisher or, over NATS and brokers, of a Dynamo path. Lost
 // messages and restarts do not matter, because each message has the complete load.
 type loads struct {
 	*Gauges
-	from string
+	from        string
+	firstTokens bool     // the messages are notes of these
+	ids         [][]byte // scratch memory
 }
 
 func (l *loads) String() string { return "loads on Dynamo's event plane at " + l.from }
@@ -130,8 +150,18 @@ func (l *loads) Message(_ uint64, _, payload []byte) {
 	l.envelope(envelope)
 }
 
-// envelope stores one worker's load.
+// envelope stores one worker's load, or reports first tokens.
 func (l *loads) envelope(data []byte) {
+	if l.firstTokens {
+		ids, err := kvblock.DecodePlaneFirstTokens(data, l.ids[:0])
+		if err != nil {
+			l.Malformed(err)
+		}
+		for l.ids = ids; len(ids) > 0; ids = ids[1:] {
+			l.cfg.FirstToken(ids[0])
+		}
+		return
+	}
 	load, err := kvblock.DecodePlaneLoad(data)
 	if err != nil {
 		l.Malformed(err)

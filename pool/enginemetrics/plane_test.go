@@ -12,6 +12,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"kvepp/kvblock"
+	"kvepp/kvblock/kvblocktest"
 	"kvepp/pool"
 )
 
@@ -196,5 +197,52 @@ func TestLoadsOverNATS(t *testing.T) {
 			t.Errorf("%q: %d subscriptions after the workers left", c.server, len(g.channels))
 		}
 		g.closeChannels()
+	}
+}
+
+// TestFirstTokensOnTheEventPlane: notes of first tokens are passed on, from workers with pages and of unknown size too,
+// at the worker's own socket and over each of two brokers. A message that cannot be read is counted.
+func TestFirstTokensOnTheEventPlane(t *testing.T) {
+	one, two := newPublisher(t, 11), newPublisher(t, 11)
+	c := one.channel()
+	c.FirstTokens = true
+	firstTokens(t, one, c, firstTopic)
+	const subject = "namespace.n.component.c.endpoint.e." + firstTopic
+	for _, up := range []*publisher{one, two} {
+		firstTokens(t, up, pool.EventChannel{Brokers: one.at + ";" + two.at, Subject: subject, FirstTokens: true},
+			subject)
+	}
+}
+
+func firstTokens(t *testing.T, one *publisher, c pool.EventChannel, topic string) {
+	t.Helper()
+	p := pool.New(slog.New(slog.DiscardHandler))
+	noted := make(chan string, 1000)
+	g := New(Config{Interval: time.Second, Scheme: "http", Path: "/metrics", Frontends: true,
+		Booked:     func(kvblock.Worker) int { return 0 },
+		FirstToken: func(id []byte) { noted <- string(id) }}, p, slog.New(slog.DiscardHandler))
+	p.Watch(g)
+	p.Update([]pool.Endpoint{{Name: "a", Address: "f:80", InstanceID: 1, LoadChannels: []pool.EventChannel{c}}})
+	go g.Run(t.Context())
+	frame := kvblocktest.Append(nil, kvblocktest.Pairs{"publisher_id", 11, "sequence", 0, "payload",
+		kvblocktest.Append(nil, kvblocktest.Pairs{"request_id", "r1", "data", "MarkPrefillCompleted"})})
+	frame = append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(frame))), frame...)
+	send := func(frame []byte) {
+		if _, err := one.socket.SendMessage(topic, binary.BigEndian.AppendUint64(nil, one.id),
+			binary.BigEndian.AppendUint64(nil, one.seq), frame); err != nil {
+			t.Fatal(err)
+		}
+		one.seq++
+	}
+	for deadline := time.Now().Add(30 * time.Second); len(noted) == 0 || readings(g, "malformed") == 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d notes, %v malformed", len(noted), readings(g, "malformed"))
+		}
+		send(frame)
+		send([]byte("no note"))
+		<-time.After(10 * time.Millisecond)
+	}
+	if id := <-noted; id != "r1" {
+		t.Errorf("noted %q", id)
 	}
 }

@@ -183,16 +183,9 @@ func (s *Source) recordResponse(v *dynamo.View, from string) {
 		if worker.InstanceID != kvblock.InstanceID(k.pod.Name) && len(s.workers.byPod[k.pod.Name]) == 0 &&
 			!s.frontends.loggedOtherIDs {
 			s.frontends.loggedOtherIDs = true
-			s.log.Info(
-				"the ids of Dynamo's workers are not hashes of their Pods' names: kvepp uses the ids that frontends "+
-					"report",
-				"pod",
-				k.pod.Name,
-				"instance",
-				worker.InstanceID,
-				"by_name",
-				kvblock.InstanceID(k.pod.Name),
-			)
+			s.log.Info("the ids of Dynamo's workers are not hashes of their Pods' names: kvepp uses the ids that "+
+				"frontends report", "pod", k.pod.Name, "instance", worker.InstanceID,
+				"by_name", kvblock.InstanceID(k.pod.Name))
 		}
 		s.recompute(k)
 	}
@@ -217,10 +210,7 @@ func (s *Source) endWaits() time.Duration {
 		k.response.waitEnded = true
 		s.log.Warn(
 			"no frontend knows the worker of a Pod, and it wrote no DynamoWorkerMetadata: kvepp uses the hash of the "+
-				"Pod's name as its instance id",
-			"pod",
-			k.pod.Name,
-		)
+				"Pod's name as its instance id", "pod", k.pod.Name)
 		s.recompute(k)
 	}
 	return wait

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	gaie "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 )
 
@@ -35,11 +34,8 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 	if group == "" {
 		group = PoolGroup
 	}
-	ask := s.client.objects(
-		poolResources[group],
-		s.config.Namespace,
-		fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String(),
-	)
+	ask := s.client.objects(poolResources[group],
+		s.config.Namespace, fields.OneTermEqualSelector("metadata.name", s.config.PoolName).String())
 	var last *spec // the last one passed to set, because gateways update a pool's status often
 	put := func(o any) {
 		u, ok := o.(*unstructured.Unstructured)
@@ -48,28 +44,16 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 		}
 		now, err := parsePool(group, u)
 		if err != nil {
-			s.log.Error(
-				"the InferencePool is invalid; its earlier version stays in force",
-				"pool",
-				s.config.PoolName,
-				"error",
-				err,
-			)
+			s.log.Error("the InferencePool is invalid; its earlier version stays in force",
+				"pool", s.config.PoolName, "error", err)
 			return
 		}
 		if last != nil && last.selector.String() == now.selector.String() && slices.Equal(last.ports, now.ports) {
 			return
 		}
 		last = now
-		s.log.Info(
-			"InferencePool read",
-			"pool",
-			s.config.PoolName,
-			"selector",
-			now.selector.String(),
-			"ports",
-			now.ports,
-		)
+		s.log.Info("InferencePool read",
+			"pool", s.config.PoolName, "selector", now.selector.String(), "ports", now.ports)
 		set(now)
 	}
 	none := func() {
@@ -90,15 +74,8 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 					return
 				}
 			}
-			s.log.Warn(
-				"the InferencePool does not exist yet",
-				"pool",
-				s.config.PoolName,
-				"namespace",
-				s.config.Namespace,
-				"group",
-				group,
-			)
+			s.log.Warn("the InferencePool does not exist yet",
+				"pool", s.config.PoolName, "namespace", s.config.Namespace, "group", group)
 			none()
 		},
 	})
@@ -107,17 +84,7 @@ func (s *Source) followPool(ctx context.Context, set func(*spec)) {
 // objects lists and watches a resource as unstructured objects: it has no Go types here, or few objects.
 func (c *Client) objects(resource schema.GroupVersionResource, namespace, fieldSelector string) requests {
 	at := c.dynamic.Resource(resource).Namespace(namespace)
-	return requests{
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = fieldSelector
-			return at.List(ctx, options)
-		},
-		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = fieldSelector
-			return at.Watch(ctx, options)
-		},
-		with: c.dynamic,
-	}
+	return narrowed(at, c.dynamic, func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector })
 }
 
 // maxPorts is the largest number of target ports of a pool. Source: the InferencePool CRD.

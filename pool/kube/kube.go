@@ -286,13 +286,8 @@ func (s *Source) setSpec(ctx context.Context, running *sync.WaitGroup, now *spec
 		s.stopPods, s.following, s.listed = nil, nil, false
 		s.pods, s.order = map[string]*knownPod{}, nil
 		if was != nil {
-			s.log.Warn(
-				"the InferencePool was deleted: there are no endpoints until it exists again",
-				"pool",
-				s.config.PoolName,
-				"namespace",
-				s.config.Namespace,
-			)
+			s.log.Warn("the InferencePool was deleted: there are no endpoints until it exists again",
+				"pool", s.config.PoolName, "namespace", s.config.Namespace)
 		}
 		return
 	}

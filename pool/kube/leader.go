@@ -44,14 +44,8 @@ func NewElection(c *Client, namespace, lease, identity string, lead func(bool), 
 	e := &Election{lead: lead, kind: newKind("leases", log), log: log}
 	var locks [2]observedLock
 	for i := range locks {
-		lock, err := resourcelock.New(
-			resourcelock.LeasesResourceLock,
-			namespace,
-			lease,
-			c.core.CoreV1(),
-			c.core.CoordinationV1(),
-			resourcelock.ResourceLockConfig{Identity: identity},
-		)
+		lock, err := resourcelock.New(resourcelock.LeasesResourceLock, namespace, lease, c.core.CoreV1(),
+			c.core.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: identity})
 		if err != nil {
 			return nil, fmt.Errorf("kube: leader election: %w", err)
 		}

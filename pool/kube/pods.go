@@ -13,8 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"kvepp/kvblock"
 	"kvepp/pool"
@@ -81,7 +79,6 @@ func namedPort(p *corev1.Pod, name string) (found int) {
 // followPods follows the Pods that a selector selects, until ctx ends.
 func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
 	api := s.client.core.CoreV1().Pods(s.config.Namespace)
-	text := selector.String()
 	// locked calls f under s.mu, unless the selector has changed.
 	locked := func(f func()) {
 		s.mu.Lock()
@@ -90,17 +87,8 @@ func (s *Source) followPods(ctx context.Context, selector labels.Selector) {
 			f()
 		}
 	}
-	s.podKind.follow(ctx, requests{
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.LabelSelector = text
-			return api.List(ctx, options)
-		},
-		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.LabelSelector = text
-			return api.Watch(ctx, options)
-		},
-		with: s.client.core,
-	}, &corev1.Pod{}, follower{
+	ask := narrowed[*corev1.PodList](api, s.client.core, labelled(selector.String()))
+	s.podKind.follow(ctx, ask, &corev1.Pod{}, follower{
 		strip: stripPod,
 		put: func(o any) {
 			if p, ok := o.(*corev1.Pod); ok {
@@ -260,9 +248,7 @@ func (s *Source) endpointsOf(k *knownPod) (endpoints []pool.Endpoint, instances 
 			!slices.ContainsFunc(found, func(n named) bool { return n.InstanceID == seen.worker.InstanceID }) {
 			problem = fmt.Sprintf(
 				"a frontend knows its worker as %d, but DynamoWorkerMetadata has %d: requests name the latter",
-				seen.worker.InstanceID,
-				found[0].InstanceID,
-			)
+				seen.worker.InstanceID, found[0].InstanceID)
 		}
 	} else if found = []named{{}}; seen.known {
 		found[0].Instance = seen.instance()

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -411,6 +412,36 @@ func TestDynamoInstances(t *testing.T) {
 			t.Errorf("got endpoints %+v", k.endpoints)
 		}
 	})
+}
+
+// TestDynamoBrokers: a broker's own object says where the workers' events, loads and first tokens are heard, until it
+// goes.
+func TestDynamoBrokers(t *testing.T) {
+	of := record(t, "w", "w", "uid-w", 5, "base", "aggregated", 1, true)
+	unstructured.RemoveNestedField(of.Object, "spec", "data", "event_channels")
+	broker := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"data": map[string]any{
+		"event_channels": map[string]any{"b": map[string]any{"topic": "any", "transport": map[string]any{
+			"kind": "ZmqBroker", "config": map[string]any{"xpub_endpoints": []any{"tcp://10.0.0.9:2"}}}}}}}}}
+	broker.SetName("broker")
+	e := computed(t, Config{}, nil, of, broker).endpoints[0]
+	want := pool.EventChannel{Publisher: 77, Brokers: "tcp://10.0.0.9:2",
+		Subject: "namespace.base.component.backend.endpoint.generate.kv-events"}
+	if len(e.EventChannels) != 1 || e.EventChannels[0] != want || len(e.LoadChannels) != 2 ||
+		!e.LoadChannels[0].FirstTokens {
+		t.Errorf("%+v, %+v", e.EventChannels, e.LoadChannels)
+	}
+	if e := computed(t, Config{}, nil, of).endpoints[0]; len(e.EventChannels)+len(e.LoadChannels) != 0 {
+		t.Errorf("without a broker: %+v, %+v", e.EventChannels, e.LoadChannels)
+	}
+	var m metadata
+	m.put("w", "w", new(worker))
+	got := m.put("broker", "broker", &worker{brokers: []string{"tcp://a:1"}})
+	if !slices.Contains(got, "w") || m.brokers != "tcp://a:1" {
+		t.Errorf("%q touches %q", m.brokers, got)
+	}
+	if got = m.put("broker", "", nil); !slices.Contains(got, "w") || m.brokers != "" {
+		t.Errorf("%q touches %q after the broker went", m.brokers, got)
+	}
 }
 
 func TestDynamoEventPorts(t *testing.T) {

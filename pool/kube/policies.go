@@ -128,15 +128,8 @@ func (p *Policies) follow(ctx context.Context, k *policyKind) {
 		default:
 			if k.errors.Add(1); !k.full {
 				k.full = true
-				p.log.Error(
-					"too many objects of this kind; kvepp ignores the latest ones",
-					"kind",
-					k.Name,
-					"name",
-					u.GetName(),
-					"most",
-					maxPolicies,
-				)
+				p.log.Error("too many objects of this kind; kvepp ignores the latest ones",
+					"kind", k.Name, "name", u.GetName(), "most", maxPolicies)
 			}
 		}
 	}
@@ -205,15 +198,7 @@ func (p *Policies) read(kinds *[2]policyKind, before map[string]string, take fun
 			name := k.Name + "/" + u.GetName()
 			if p.problems[name] = err.Error(); p.problems[name] != before[name] {
 				k.errors.Add(1)
-				p.log.Error(
-					"an object is invalid; kvepp ignores it",
-					"kind",
-					k.Name,
-					"name",
-					u.GetName(),
-					"error",
-					err,
-				)
+				p.log.Error("an object is invalid; kvepp ignores it", "kind", k.Name, "name", u.GetName(), "error", err)
 			}
 		}
 		return

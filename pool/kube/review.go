@@ -59,26 +59,14 @@ func (r *Reviewer) Guard(next http.Handler) http.Handler {
 			next.ServeHTTP(w, req)
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(
-				w,
-				"the header \"Authorization: Bearer TOKEN\" must have a token of the cluster "+
-					"(--metrics-endpoint-auth)",
-				status,
-			)
+			http.Error(w, "the header \"Authorization: Bearer TOKEN\" must have a token of the cluster "+
+				"(--metrics-endpoint-auth)", status)
 		case http.StatusForbidden:
-			http.Error(
-				w,
-				"the token's bearer has no right to get this path: a ClusterRole with nonResourceURLs: [\""+
-					req.URL.Path+"\"], verbs: [get] grants it (--metrics-endpoint-auth)",
-				status,
-			)
+			http.Error(w, "the token's bearer has no right to get this path: a ClusterRole with nonResourceURLs: [\""+
+				req.URL.Path+"\"], verbs: [get] grants it (--metrics-endpoint-auth)", status)
 		default:
-			http.Error(
-				w,
-				"kvepp cannot ask the API server who may read this; kvepp's log has the cause "+
-					"(--metrics-endpoint-auth)",
-				status,
-			)
+			http.Error(w, "kvepp cannot ask the API server who may read this; kvepp's log has the cause "+
+				"(--metrics-endpoint-auth)", status)
 		}
 	})
 }

@@ -8,9 +8,6 @@ import (
 	"sync"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 )
 
 // maxServiceAddresses bounds the addresses of a Service.
@@ -82,17 +79,8 @@ func (s *Service) follow(ctx context.Context) {
 			s.slices[slice.Name] = s.addressesOf(slice)
 		}
 	}
-	s.kind.follow(ctx, requests{
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.LabelSelector = selector
-			return api.List(ctx, options)
-		},
-		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.LabelSelector = selector
-			return api.Watch(ctx, options)
-		},
-		with: s.client.core,
-	}, &discoveryv1.EndpointSlice{}, follower{
+	ask := narrowed[*discoveryv1.EndpointSliceList](api, s.client.core, labelled(selector))
+	s.kind.follow(ctx, ask, &discoveryv1.EndpointSlice{}, follower{
 		put: func(o any) { locked(func() { put(o) }) },
 		remove: func(o any) {
 			if slice, ok := o.(*discoveryv1.EndpointSlice); ok {

@@ -95,32 +95,20 @@ func (k *Kind) failed(err error) {
 	switch {
 	case apierrors.IsNotFound(err):
 		if k.set(Absent) {
-			k.log.Info(
-				"the cluster has no objects of this kind; kvepp retries until its CRD is installed",
-				"kind",
-				k.Name,
-			)
+			k.log.Info("the cluster has no objects of this kind; kvepp retries until its CRD is installed",
+				"kind", k.Name)
 		}
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 		if k.set(Forbidden) {
 			k.log.Error(
 				"kvepp may not read objects of this kind; kvepp retries: give its service account the verbs get, "+
-					"list and watch",
-				"kind",
-				k.Name,
-				"error",
-				err,
-			)
+					"list and watch", "kind", k.Name, "error", err)
 		}
 	default:
 		if k.set(Failing) {
 			k.log.Warn(
 				"kvepp cannot read objects of this kind from the API server; kvepp retries, and the known objects stay",
-				"kind",
-				k.Name,
-				"error",
-				err,
-			)
+				"kind", k.Name, "error", err)
 		}
 	}
 }
@@ -150,6 +138,29 @@ type requests struct {
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	with  any // the client of both requests
+}
+
+// narrowed returns the requests for the objects of an API that narrow's options select. L is the type of their list.
+func narrowed[L runtime.Object](api interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}, with any, narrow func(*metav1.ListOptions)) requests {
+	return requests{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			narrow(&options)
+			return api.List(ctx, options)
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			narrow(&options)
+			return api.Watch(ctx, options)
+		},
+		with: with,
+	}
+}
+
+// labelled selects objects by their labels.
+func labelled(selector string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) { o.LabelSelector = selector }
 }
 
 // follow lists and watches until ctx ends; expected is an object of the kind. After a failure it waits, twice as long

@@ -28,13 +28,16 @@ var workerResource = schema.GroupVersionResource{
 type metadata struct {
 	byPod map[string]map[string]*worker // Pod's name -> object's name
 	pods  map[string]string             // object's name -> Pod's name
+
+	brokers string // ZMQ brokers of Dynamo's event plane, as dynamo.JoinBrokers returns them
 }
 
 // worker is one DynamoWorkerMetadata object.
 type worker struct {
 	owner     types.UID // of the Pod; empty: not given
 	instances []dynamo.Instance
-	problem   string // the last one logged
+	brokers   []string // addresses of the ZMQ broker that it is; nil: it is none
+	problem   string   // the last one logged
 }
 
 // named is an instance and the name of the object that describes it.
@@ -53,19 +56,32 @@ func (m *metadata) instances(p *corev1.Pod) []named {
 			continue
 		}
 		if in, ok := dynamo.ServingInstance(w.instances); ok {
-			found = append(found, named{name, in})
+			found = append(found, named{name, in.OverBrokers(m.brokers)})
 		}
 	}
 	return found
 }
 
 // put stores an object, or removes it if w is nil. It returns the names of the Pods that the object belonged to before
-// and belongs to now.
+// and belongs to now; of all if the brokers changed.
 func (m *metadata) put(name, pod string, w *worker) []string {
+	touched, all := m.replace(name, pod, w), []string{}
+	for _, objects := range m.byPod {
+		for _, w := range objects {
+			all = append(all, w.brokers...)
+		}
+	}
+	if brokers := dynamo.JoinBrokers(all); brokers != m.brokers {
+		m.brokers = brokers
+		touched = slices.AppendSeq(touched, maps.Keys(m.byPod))
+	}
+	return touched
+}
+
+func (m *metadata) replace(name, pod string, w *worker) (touched []string) {
 	if m.byPod == nil {
 		m.byPod, m.pods = map[string]map[string]*worker{}, map[string]string{}
 	}
-	var touched []string
 	if was, there := m.pods[name]; there && (w == nil || was != pod) {
 		touched = append(touched, was)
 		delete(m.pods, name)
@@ -154,19 +170,14 @@ func (s *Source) readWorker(u *unstructured.Unstructured) (pod string, w *worker
 	if err == nil {
 		var text []byte
 		if text, err = json.Marshal(data); err == nil {
-			w.instances, err = dynamo.ParseMetadata(text)
+			w.instances, w.brokers, err = dynamo.ParseMetadata(text)
 		}
 	}
 	if err != nil {
 		w.problem = fmt.Sprint(err)
 		if was := s.workers.byPod[pod][u.GetName()]; was == nil || was.problem != w.problem {
-			s.log.Warn(
-				"a DynamoWorkerMetadata has invalid records; kvepp uses the others",
-				"name",
-				u.GetName(),
-				"error",
-				err,
-			)
+			s.log.Warn("a DynamoWorkerMetadata has invalid records; kvepp uses the others",
+				"name", u.GetName(), "error", err)
 		}
 	}
 	return pod, w

@@ -47,11 +47,8 @@ func readConstraints(nvext *values.Dict) (c Constraints, err error) {
 			c.Preferred, err = preferredTaints(constraintsKey+".preferred_taints", v)
 		default:
 			err = &Error{Code: CodeInvalidValue, Param: constraintsKey,
-				Message: fmt.Sprintf(
-					"'%s' has no field %.64q; its fields are required_taints and preferred_taints.",
-					constraintsKey,
-					key,
-				)}
+				Message: fmt.Sprintf("'%s' has no field %.64q; its fields are required_taints and preferred_taints.",
+					constraintsKey, key)}
 		}
 		if err != nil {
 			return Constraints{}, err

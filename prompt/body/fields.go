@@ -19,16 +19,18 @@ var topLevelFields = map[string]values.JSONField{
 	"tools":       0,
 	"extra_key":   0, "lora_path": 0, "logprobs": 0, "prompt_logprobs": 0, "use_beam_search": 0,
 	"truncate_prompt_tokens": 0, "truncation": 0,
+	"text": 0, "features": 0, "content_parts": 0, "image_data": 0, "video_data": 0, "audio_data": 0,
+	"input_embeds": 0, "session_params": 0, "return_logprob": 0, "logprob_start_len": 0,
 	"input_ids": values.JSONTokenIDs, "prompt": values.JSONTokenIDs,
-	"prompt_token_ids": values.JSONTokenIDs,
-	"response_format":  values.JSONFields, "kv_transfer_params": values.JSONFields,
+	"prompt_token_ids": values.JSONTokenIDs, "token_ids": values.JSONTokenIDs, "sampling_params": values.JSONFields,
+	"response_format": values.JSONFields, "kv_transfer_params": values.JSONFields,
 	"mm_processor_kwargs": values.JSONFields, "nvext": values.JSONFields,
 }
 
 // nvextFields are the fields of nvext.
 var nvextFields = map[string]values.JSONField{
 	"agent_hints": 0, "annotations": 0, "backend_instance_id": 0, "cache_salt": 0, "decode_worker_id": 0, "dp_rank": 0,
-	"prefill_dp_rank": 0, "prefill_worker_id": 0, "router_config_override": 0, "routing_constraints": 0,
+	"prefill_dp_rank": 0, "prefill_worker_id": 0, "router": 0, "router_config_override": 0, "routing_constraints": 0,
 	"session_control": 0,
 	"token_data":      values.JSONTokenIDs,
 }
@@ -40,6 +42,7 @@ var fieldsOf = map[string]map[string]values.JSONField{
 	"kv_transfer_params":  {"prompt_token_ids": values.JSONTokenIDs},
 	"mm_processor_kwargs": {"use_audio_in_video": 0},
 	"response_format":     {}, // only its presence matters
+	"sampling_params":     {"max_tokens": 0, "max_new_tokens": 0, "n": 0, "prompt_logprobs": 0},
 }
 
 // requestField returns how ParseRequest reads a field.
@@ -65,7 +68,7 @@ func routeOnlyField(parent, key string) values.JSONField {
 	if parent == "" {
 		switch key {
 		case "model", "stream", "nvext", "cache_salt", "max_completion_tokens", "max_tokens", "max_output_tokens", "n",
-			"best_of", "previous_response_id", "store":
+			"best_of", "previous_response_id", "store", "sampling_params":
 		default:
 			return values.JSONSkip
 		}
@@ -76,7 +79,7 @@ func routeOnlyField(parent, key string) values.JSONField {
 // promptOnly reports whether a field is read only for the prompt's tokens.
 func promptOnly(key string) bool {
 	switch key {
-	case "messages", "prompt", "input", "instructions", "system", "tools", "documents", "chat_template":
+	case "messages", "prompt", "text", "input", "instructions", "system", "tools", "documents", "chat_template":
 		return true
 	}
 	return false

@@ -3,6 +3,7 @@ package body
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -22,6 +23,8 @@ type Changes struct {
 	CacheSalt string
 	// TokenData is added as nvext.token_data unless the body has one. nil: unchanged.
 	TokenData []uint32
+	// Decode is added as nvext.decode_worker_id and nvext.dp_rank, in place of the client's pins. nil: unchanged.
+	Decode *Pin
 }
 
 var (
@@ -49,7 +52,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 			in      *values.Dict
 			keys    []string
 			remove  *[]string
-		}{{c.RemovePins, nvext, pinKeys, &keys}, {c.RemoveLegacy, nvext, legacyKeys, &keys},
+		}{{c.RemovePins || c.Decode != nil, nvext, pinKeys, &keys}, {c.RemoveLegacy, nvext, legacyKeys, &keys},
 			{c.RemoveLegacy, hints, legacyHints, &hintKeys}} {
 			if set.enabled && set.in != nil &&
 				slices.ContainsFunc(set.keys, func(key string) bool { return has(set.in, key) }) {
@@ -58,7 +61,11 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 		}
 	}
 	other, _ := r.Body.Get("nvext")
-	inject := c.TokenData != nil && (isObject && !has(nvext, "token_data") || other == nil)
+	var members []byte // to add to nvext
+	if isObject || other == nil {
+		members = c.members(isObject && has(nvext, "token_data"))
+	}
+	inject := members != nil
 	if len(keys) == 0 && len(hintKeys) == 0 && c.CacheSalt == "" && c.Model == "" && !inject {
 		return nil
 	}
@@ -81,7 +88,7 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 			s.replace(from, to, salt)
 			newSalt = false
 		case key == "nvext" && inject && body[from] == 'n': // null
-			s.replace(from, to, tokenData("{", c.TokenData, "}"))
+			s.replace(from, to, slices.Concat([]byte("{"), members, []byte("}")))
 			newNvext = false
 		case key == "nvext" && body[from] == '{':
 			kept := 0
@@ -97,11 +104,10 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 				return true
 			})
 			if inject {
-				end := ","
-				if kept == 0 {
-					end = ""
+				if kept > 0 {
+					members = append(members, ',')
 				}
-				s.insert(at, from+1, tokenData("", c.TokenData, end))
+				s.insert(at, from+1, members)
 				newNvext = false
 			}
 		}
@@ -109,13 +115,13 @@ func (r *Request) Forward(body []byte, c Changes) []byte {
 	})
 	var first []byte
 	if newNvext {
-		first = tokenData(`"nvext":{`, c.TokenData, "},")
+		first = slices.Concat([]byte(`"nvext":{`), members, []byte("},"))
 	}
 	if newSalt {
 		first = append(append(append(first, `"cache_salt":`...), salt...), ',')
 	}
 	if first != nil {
-		s.insert(0, top+1, first) // the comma is right: the object has a model
+		s.insert(0, top+1, first) // the comma is right: the object has a model or a prompt
 	}
 	return s.apply(body)
 }
@@ -160,17 +166,25 @@ func quoted(text string) []byte {
 	return q
 }
 
-// tokenData returns the member nvext.token_data between the texts before and after.
-func tokenData(before string, ids []uint32, after string) []byte {
-	b := make([]byte, 0, len(before)+len(`"token_data":[]`)+len(ids)*longestNumber+len(after))
-	b = append(append(b, before...), `"token_data":[`...)
-	for i, id := range ids {
+// members returns the members to add to nvext; nil: none. given says that it has token_data.
+func (c *Changes) members(given bool) (b []byte) {
+	if c.Decode != nil {
+		b = fmt.Appendf(nil, `"decode_worker_id":%d,"dp_rank":%d`, c.Decode.InstanceID, c.Decode.Rank)
+	}
+	if c.TokenData == nil || given {
+		return b
+	}
+	if b != nil {
+		b = append(b, ',')
+	}
+	b = append(slices.Grow(b, len(`"token_data":[],`)+len(c.TokenData)*longestNumber), `"token_data":[`...)
+	for i, id := range c.TokenData {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = strconv.AppendUint(b, uint64(id), 10)
 	}
-	return append(append(b, ']'), after...)
+	return append(b, ']')
 }
 
 // splice is a list of replacements in a text, in order of position.

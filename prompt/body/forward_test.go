@@ -71,6 +71,13 @@ func TestForward(t *testing.T) {
 		{Changes{TokenData: []uint32{1}, RemovePins: true}, `{"model":"m","nvext":{"dp_rank":1},"prompt":"x"}`,
 			`{"model":"m","nvext":{"token_data":[1]},"prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":{"token_data":[2]},"prompt":"x"}`, ""},
+		{Changes{Decode: &Pin{InstanceID: 1 << 63, Rank: 2}}, `{"model":"m","prompt":"x"}`,
+			`{"nvext":{"decode_worker_id":9223372036854775808,"dp_rank":2},"model":"m","prompt":"x"}`},
+		{Changes{Decode: &Pin{InstanceID: 7}, TokenData: []uint32{1}}, `{"model":"m","nvext":{"a":1,"dp_rank":3},` +
+			`"prompt":"x"}`,
+			`{"model":"m","nvext":{"decode_worker_id":7,"dp_rank":0,"token_data":[1],"a":1},"prompt":"x"}`},
+		{Changes{Decode: &Pin{InstanceID: 7}}, `{"model":"m","nvext":{"token_data":[2]},"prompt":"x"}`,
+			`{"model":"m","nvext":{"decode_worker_id":7,"dp_rank":0,"token_data":[2]},"prompt":"x"}`},
 		{Changes{TokenData: []uint32{1}}, `{"model":"m","nvext":"odd","prompt":"x"}`, ""},
 	} {
 		r, err := ParseRequest("/v1/completions", []byte(c.body))
@@ -117,7 +124,7 @@ func TestForwardPythonJSON(t *testing.T) {
 }
 
 func FuzzForward(f *testing.F) {
-	for changes := range byte(16) {
+	for changes := range byte(32) {
 		f.Add(
 			[]byte(
 				`{"model":"m","prompt":["a\"]",1.5e3],"nvext":{"session_control":{"session_id":"s"},`+
@@ -149,6 +156,9 @@ func FuzzForward(f *testing.F) {
 		if which&8 != 0 {
 			c.TokenData = []uint32{0, 7, 1 << 31}
 		}
+		if which&16 != 0 {
+			c.Decode = &Pin{InstanceID: 1 << 63, Rank: 3}
+		}
 		comparable := json.Valid(bytes.TrimPrefix(body, []byte("\ufeff"))) // else only Python reads it
 		decode := func(text []byte) (v map[string]any) {
 			if !comparable {
@@ -166,7 +176,7 @@ func FuzzForward(f *testing.F) {
 			want["cache_salt"] = c.CacheSalt
 		}
 		nvext, _ := want["nvext"].(map[string]any)
-		if c.RemovePins {
+		if c.RemovePins || c.Decode != nil {
 			for _, key := range pinKeys {
 				delete(nvext, key)
 			}
@@ -179,11 +189,14 @@ func FuzzForward(f *testing.F) {
 				delete(hints, legacyHints[0])
 			}
 		}
+		if (c.TokenData != nil || c.Decode != nil) && want["nvext"] == nil {
+			nvext = map[string]any{}
+			want["nvext"] = nvext
+		}
+		if c.Decode != nil && nvext != nil {
+			nvext["decode_worker_id"], nvext["dp_rank"] = json.Number("9223372036854775808"), json.Number("3")
+		}
 		if c.TokenData != nil {
-			if want["nvext"] == nil {
-				nvext = map[string]any{}
-				want["nvext"] = nvext
-			}
 			if _, there := nvext["token_data"]; !there && nvext != nil {
 				nvext["token_data"] = []any{json.Number("0"), json.Number("7"), json.Number("2147483648")}
 			}
@@ -193,11 +206,13 @@ func FuzzForward(f *testing.F) {
 		if !bytes.Equal(body, before) {
 			t.Fatalf("%s was changed in place", before)
 		}
+		rest := c
+		rest.CacheSalt, rest.RemovePins, rest.Decode = "", c.RemovePins && c.Decode == nil, nil
 		if forward == nil {
 			forward = body
 		} else if again, err := how.Parse("/v1/completions", forward); err != nil {
 			t.Errorf("%s\nbecame %s, which is not a valid request: %v", body, forward, err)
-		} else if c.CacheSalt = ""; again.Forward(forward, c) != nil {
+		} else if again.Forward(forward, rest) != nil {
 			t.Errorf("%s\nbecame %s, which would be changed again", body, forward)
 		}
 		if got := decode(forward); comparable && !reflect.DeepEqual(got, want) {

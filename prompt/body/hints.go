@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
+	"time"
 
 	"kvepp/prompt/values"
 )
@@ -33,6 +34,14 @@ type Hints struct {
 	Objective string
 	// Tenant is the header x-tenant-id. Dynamo's frontends use it as the request's cache salt. Engines do not read it.
 	Tenant string
+	// FirstToken is the header x-llm-d-slo-ttft-ms, or x-slo-ttft-ms, or router.ttft_target: how long after its arrival
+	// the request wants its first token. 0: absent.
+	FirstToken time.Duration
+	// Fairness is the header x-llm-d-inference-fairness-id, or x-gateway-inference-fairness-id: who shares the queue
+	// with others.
+	Fairness string
+	// Sender says the same by a header that the operator chose, such as an API key. It is no hint of the client's.
+	Sender string
 
 	// Session is the id of the request's conversation, for session affinity: from a header, else
 	// session_control.session_id. Empty: none.
@@ -55,12 +64,17 @@ type Hints struct {
 	hasStrictPriority bool // StrictPriority was given; distinguishes a given 0 from the default
 }
 
+// maxFirstToken is the longest time to a first token that a request may want, in milliseconds: a day.
+const maxFirstToken = 24 * 60 * 60 * 1000
+
 // HintNames are the names of hints in metrics.
 var HintNames = []string{
 	"priority",
 	"strict_priority",
 	"latency_sensitivity",
 	"osl",
+	"ttft_slo",
+	"fairness",
 	"policy_class",
 	"objective",
 	"tenant",
@@ -86,6 +100,7 @@ func (h Hints) WithDefaults(body Hints) Hints {
 	if h.Session == "" {
 		h.Session = body.Session
 	}
+	h.FirstToken = cmp.Or(h.FirstToken, body.FirstToken)
 	h.SessionFinal = h.SessionFinal || body.SessionFinal
 	h.SessionOpen, h.SessionTimeoutSecs = body.SessionOpen, body.SessionTimeoutSecs
 	h.LatencySensitivity, h.ExpectedOutputTokens = body.LatencySensitivity, body.ExpectedOutputTokens
@@ -107,6 +122,8 @@ func (h *Hints) Given() []string {
 		{"policy_class", h.PolicyClass != ""},
 		{"objective", h.Objective != ""},
 		{"tenant", h.Tenant != ""},
+		{"ttft_slo", h.FirstToken != 0},
+		{"fairness", h.Fairness != ""},
 		{"session", h.Session != ""},
 		{"session_final", h.SessionFinal && !h.SessionOpen},
 		{"session_control", h.SessionOpen},
@@ -134,6 +151,10 @@ const (
 	headerOpenCodeParentSession
 	headerObjective
 	headerOldObjective
+	headerFairness
+	headerOldFairness
+	headerFirstToken
+	headerOldFirstToken
 	firstValueHeaders // of the headers above, the first value counts
 	headerPolicyClass // this and the next have other rules
 	headerTenant
@@ -154,6 +175,10 @@ var hintHeaders = map[string]int{
 	"x-parent-session-id":              headerOpenCodeParentSession,
 	"x-llm-d-inference-objective":      headerObjective,
 	"x-gateway-inference-objective":    headerOldObjective,
+	"x-llm-d-inference-fairness-id":    headerFairness,
+	"x-gateway-inference-fairness-id":  headerOldFairness,
+	"x-llm-d-slo-ttft-ms":              headerFirstToken,
+	"x-slo-ttft-ms":                    headerOldFirstToken,
 	"x-dynamo-meta-policy-class":       headerPolicyClass,
 	"x-tenant-id":                      headerTenant,
 }
@@ -211,6 +236,10 @@ func (h *HeaderHints) Add(name, value string) {
 			h.first[i] = value
 		} else if i == headerObjective || i == headerOldObjective {
 			h.malformed = append(h.malformed, "objective")
+		} else if i == headerFairness || i == headerOldFairness {
+			h.malformed = append(h.malformed, "fairness")
+		} else if i == headerFirstToken || i == headerOldFirstToken {
+			h.malformed = append(h.malformed, "ttft_slo")
 		} else if i != headerPriority && i != headerStrictPriority &&
 			i != headerSessionFinal { // Hints counts those
 			h.malformed = append(h.malformed, "session")
@@ -223,8 +252,13 @@ func (h *HeaderHints) Hints() Hints {
 	out := Hints{
 		PolicyClass: h.policyClass,
 		Objective:   cmp.Or(h.first[headerObjective], h.first[headerOldObjective]),
+		Fairness:    cmp.Or(h.first[headerFairness], h.first[headerOldFairness]),
 		Tenant:      h.tenant,
 		Malformed:   h.malformed,
+	}
+	if text := cmp.Or(h.first[headerFirstToken], h.first[headerOldFirstToken]); text != "" {
+		ms, err := strconv.ParseFloat(text, 64)
+		out.wantFirstToken(ms, err == nil)
 	}
 	if h.seen[headerPriority] {
 		if n, err := strconv.ParseInt(h.first[headerPriority], 10, 32); err == nil {
@@ -253,6 +287,15 @@ func (h *HeaderHints) Hints() Hints {
 	}
 	out.Session, out.ParentSession = h.session()
 	return out
+}
+
+// wantFirstToken takes the milliseconds within which a request wants its first token, if they are a number.
+func (h *Hints) wantFirstToken(ms float64, ok bool) {
+	if ok && ms > 0 && ms <= maxFirstToken {
+		h.FirstToken = time.Duration(ms * float64(time.Millisecond))
+	} else {
+		h.Malformed = append(h.Malformed, "ttft_slo")
+	}
 }
 
 // session returns the session's id and its parent's. Dynamo's own headers take precedence over those of the coding
@@ -309,6 +352,11 @@ func readHints(nvext *values.Dict) (h Hints) {
 			} else {
 				h.Malformed = append(h.Malformed, "latency_sensitivity")
 			}
+		}
+	}
+	if router, ok := object(nvext, "router", &h, "ttft_slo"); ok {
+		if v, _ := router.Get("ttft_target"); v != nil {
+			h.wantFirstToken(number(v))
 		}
 	}
 	if control, ok := object(nvext, "session_control", &h, "session_control"); ok {

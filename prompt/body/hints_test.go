@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // describe renders h for the tables of expectations.
@@ -28,6 +29,9 @@ func describe(h Hints) string {
 		if x[1] != "" {
 			s = append(s, x[0]+"="+x[1])
 		}
+	}
+	if h.FirstToken != 0 {
+		s = append(s, fmt.Sprint("ttft=", h.FirstToken))
 	}
 	if h.SessionFinal {
 		s = append(s, "final")
@@ -125,6 +129,12 @@ func TestBodyHints(t *testing.T) {
 		{`{"agent_hints":{"priority":99999999999999999999,"latency_sensitivity":true}}`,
 			"malformed=priority,latency_sensitivity"},
 		{`{"agent_hints":7}`, "malformed=priority"},
+		{`{"router":{"ttft_target":250,"itl_target":20}}`, "ttft=250ms"},
+		{`{"router":{"ttft_target":null}}`, ""},
+		{`{"router":{"ttft_target":-1}}`, "malformed=ttft_slo"},
+		{`{"router":{"ttft_target":"fast"}}`, "malformed=ttft_slo"},
+		{`{"router":{"ttft_target":1e300}}`, "malformed=ttft_slo"},
+		{`{"router":5}`, "malformed=ttft_slo"},
 		{`{"session_control":{"session_id":" s "}}`, "session=s"},
 		{`{"session_control":{"session_id":"s","action":"open"}}`, "session=s open=300"},
 		{`{"session_control":{"session_id":"s","action":"bind","timeout":60}}`, "session=s open=60"},
@@ -181,6 +191,8 @@ func TestGivenNamesEveryHint(t *testing.T) {
 		PolicyClass:          "x",
 		Objective:            "x",
 		Tenant:               "x",
+		FirstToken:           1,
+		Fairness:             "x",
 		Session:              "x",
 		SessionFinal:         true,
 		Malformed:            []string{"override"},
@@ -195,5 +207,27 @@ func TestGivenNamesEveryHint(t *testing.T) {
 	}
 	if !reflect.DeepEqual((&Hints{}).Given(), []string(nil)) {
 		t.Errorf("Given of no hints is %v", (&Hints{}).Given())
+	}
+}
+
+// TestDeadlines: a deadline that is no time between 0 and a day is ignored and counted; the newer header has
+// precedence.
+func TestDeadlines(t *testing.T) {
+	for _, c := range []struct {
+		newer, older string
+		want         time.Duration
+	}{{"250", "", 250 * time.Millisecond}, {"", "1.5", 1500 * time.Microsecond}, {"2", "9", 2 * time.Millisecond},
+		{"0", "", 0}, {"-5", "", 0}, {"1e300", "", 0}, {"NaN", "", 0}, {"Inf", "", 0}, {"soon", "9", 0}} {
+		var h HeaderHints
+		if c.newer != "" {
+			h.Add("x-llm-d-slo-ttft-ms", c.newer)
+		}
+		if c.older != "" {
+			h.Add("x-slo-ttft-ms", c.older)
+		}
+		got := h.Hints()
+		if got.FirstToken != c.want || slices.Contains(got.Malformed, "ttft_slo") != (c.want == 0) {
+			t.Errorf("%q, %q: %v, malformed %q; want %v", c.newer, c.older, got.FirstToken, got.Malformed, c.want)
+		}
 	}
 }

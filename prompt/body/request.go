@@ -23,7 +23,8 @@ import (
 // API is the kind of endpoint that a request calls.
 type API uint8
 
-// The APIs whose prompts kvepp understands. The zero API is not one of them.
+// The APIs whose prompts kvepp understands. The zero API is not one of them. The engines' own /generate counts as
+// Completions: its prompts only have other names.
 const (
 	ChatCompletions API = iota + 1
 	Completions
@@ -71,10 +72,10 @@ const (
 // Request is the part of a request that routing reads. Its strings and values alias the body.
 type Request struct {
 	API    API
-	Model  string // never empty
+	Model  string // empty only if a request to /generate names none
 	Stream bool
 	// MaxTokens is the first given of max_completion_tokens, max_tokens and max_output_tokens: the most tokens to
-	// generate. 0: absent.
+	// generate. 0: absent. For /generate those of sampling_params count.
 	MaxTokens int
 	// PreviousResponse is previous_response_id, and Stores says that the engine may store its response: of the
 	// Responses API alone.
@@ -152,11 +153,13 @@ type Prompt struct {
 	HasTokens bool
 }
 
-// ParseRequest reads a request body. path is the HTTP path; it may have a query, and a prefix before /v1.
+// ParseRequest reads a request body. path is the HTTP path; it may have a query, and a prefix before /v1. If it is
+// empty, because the proxy does not say it, the body's keys tell the API.
 //
 // It returns ErrUnknownAPI for an unknown path before it reads the body, and *Error for a body that is not a valid
-// request. Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should
-// see the engine's own response. The body must not be modified while the Request is in use.
+// request. Without a path, and for /generate, which other servers have too, ErrUnknownAPI takes the place of *Error.
+// Optional fields of a wrong type count as absent: engines differ in what they accept, and the client should see the
+// engine's own response. The body must not be modified while the Request is in use.
 func ParseRequest(path string, body []byte) (*Request, error) { return Parser{}.Parse(path, body) }
 
 // Parser says how to read request bodies. The zero value reads strict JSON.
@@ -174,13 +177,22 @@ var ErrPythonJSON = values.ErrPythonJSON
 
 // Parse is ParseRequest. Further error: ErrPythonJSON.
 func (how Parser) Parse(path string, body []byte) (*Request, error) {
+	if !Reads(path) {
+		return nil, ErrUnknownAPI
+	}
+	api, ids := apiOfPath(path)
+	r, err := how.parse(api, ids, body)
+	if invalid := (*Error)(nil); (path == "" || ids == "input_ids") && errors.As(err, &invalid) {
+		return nil, ErrUnknownAPI // the engine, which knows the path, may accept it
+	}
+	return r, err
+}
+
+// parse reads a request for an API; 0: the body's keys tell which. ids is as in apiOfPath.
+func (how Parser) parse(api API, ids string, body []byte) (*Request, error) {
 	fields := requestField
 	if how.NoTokens {
 		fields = routingField
-	}
-	api := apiOfPath(path)
-	if api == 0 {
-		return nil, ErrUnknownAPI
 	}
 	if len(body) == 0 {
 		return nil, &Error{Code: CodeInvalidJSON, Message: "The request body is empty: it must be a JSON object."}
@@ -206,20 +218,27 @@ func (how Parser) Parse(path string, body []byte) (*Request, error) {
 	if !ok {
 		return nil, &Error{Code: CodeInvalidType, Message: "The request body must be a JSON object."}
 	}
+	if api == 0 && unread == nil {
+		if api = apiOfBody(object); api == 0 {
+			return nil, ErrUnknownAPI
+		}
+	}
 	r := &Request{API: api, Body: object, RemainingCost: ReadCost(len(body)) - taken,
 		remainingForValues: allowance - taken}
 	switch model, _ := object.Get("model"); m := model.(type) {
 	case nil:
-		return nil, missing("model", "the name of the model to use")
+		if ids == "" {
+			return nil, missing("model", "the name of the model to use")
+		}
 	case string:
-		if m == "" {
+		if m == "" && ids == "" {
 			return nil, &Error{Code: CodeInvalidValue, Param: "model", Message: "'model' must not be empty."}
 		}
 		r.Model = m
 	default:
 		return nil, wrongType("model", "a string")
 	}
-	if err := r.readShared(); err != nil {
+	if err := r.readShared(ids); err != nil {
 		return nil, err
 	}
 	if unread != nil {
@@ -228,10 +247,10 @@ func (how Parser) Parse(path string, body []byte) (*Request, error) {
 		}
 		return r, nil
 	}
-	read := r.readPrompts
+	read := r.readChat
 	switch api {
-	case ChatCompletions:
-		read = r.readChat
+	case Completions:
+		read = func() error { return r.readCompletion(ids) }
 	case Responses:
 		read = r.readResponses
 	case Messages:
@@ -250,22 +269,52 @@ func tooManyValues(err error, bytes int) error {
 	return fmt.Errorf("%w, the limit for a body of %d bytes", err, bytes)
 }
 
-// Reads reports whether the path is one of a known API.
-func Reads(path string) bool { return apiOfPath(path) != 0 }
+// Reads reports whether ParseRequest reads bodies of requests with this path: it is one of a known API, or empty.
+func Reads(path string) bool {
+	api, _ := apiOfPath(path)
+	return path == "" || api != 0
+}
 
-func apiOfPath(path string) API {
+// apiOfBody tells a request's API by the keys that only one API has; 0: unknown. A chat of Anthropic's API without a
+// system prompt looks like one of OpenAI's, and an embedding like a request of the Responses API.
+func apiOfBody(object *values.Dict) API {
+	has := func(key string) bool {
+		value, _ := object.Get(key)
+		return value != nil
+	}
+	switch {
+	case has("messages") && has("system"):
+		return Messages
+	case has("messages"):
+		return ChatCompletions
+	case has("prompt"):
+		return Completions
+	case has("input"):
+		return Responses
+	}
+	return 0
+}
+
+// apiOfPath returns the API of a path; 0: unknown. ids is the field of token ids, for an engine's own endpoint.
+//
+// Source: vLLM 0.33.0, entrypoints/scale_out/token_in_token_out; SGLang 0.5.23, managers/io_struct, GenerateReqInput.
+func apiOfPath(path string) (api API, ids string) {
 	path, _, _ = strings.Cut(path, "?")
 	switch {
 	case strings.HasSuffix(path, "/v1/chat/completions"):
-		return ChatCompletions
+		return ChatCompletions, ""
 	case strings.HasSuffix(path, "/v1/completions"):
-		return Completions
+		return Completions, ""
 	case strings.HasSuffix(path, "/v1/responses"):
-		return Responses
+		return Responses, ""
 	case strings.HasSuffix(path, "/v1/messages"):
-		return Messages
+		return Messages, ""
+	case strings.HasSuffix(path, "/inference/v1/generate"):
+		return Completions, "token_ids"
+	case strings.HasSuffix(path, "/generate"):
+		return Completions, "input_ids"
 	}
-	return 0
+	return 0, ""
 }
 
 // MostTokens returns the most tokens that all responses to the request can have together; 0: no limit. The tools of an
@@ -285,7 +334,8 @@ func wrongType(param, want string) *Error {
 	return &Error{Code: CodeInvalidType, Param: param, Message: fmt.Sprintf("'%s' must be %s.", param, want)}
 }
 
-func (r *Request) readShared() (err error) {
+// readShared reads what all APIs have. ids is as in apiOfPath.
+func (r *Request) readShared(ids string) (err error) {
 	b := r.Body
 	if stream := optionalBool(b, "stream"); stream != nil {
 		r.Stream = *stream
@@ -296,12 +346,17 @@ func (r *Request) readShared() (err error) {
 			r.MaxTokens = positiveInt(b, name)
 		}
 	}
+	r.choices = max(positiveInt(b, "n"), positiveInt(b, "best_of"), 1)
+	if ids != "" {
+		sampling, _ := field[*values.Dict](b, "sampling_params")
+		r.MaxTokens = max(positiveInt(sampling, "max_tokens"), positiveInt(sampling, "max_new_tokens"))
+		r.choices = max(positiveInt(sampling, "n"), 1)
+	}
 	if r.API == Responses {
 		store := optionalBool(b, "store")
 		r.Stores = store == nil || *store
 		r.PreviousResponse, _ = field[string](b, "previous_response_id")
 	}
-	r.choices = max(positiveInt(b, "n"), positiveInt(b, "best_of"), 1)
 	if nvext, ok := field[*values.Dict](b, "nvext"); ok {
 		r.Hints, r.Pins = readHints(nvext), readPins(nvext)
 		if r.Overrides, err = readOverrides(nvext); err != nil {
@@ -389,58 +444,90 @@ func hasMedia(message *values.Dict) bool {
 	return false
 }
 
-func (r *Request) readPrompts() error {
+// readCompletion reads prompts. ids is as in apiOfPath.
+func (r *Request) readCompletion(ids string) error {
+	b := r.Body
+	if ids == "" {
+		given, _ := b.Get("prompt")
+		return r.readPrompts("prompt", given)
+	}
+	for _, name := range []string{"features", "content_parts", "image_data", "video_data", "audio_data", "input_embeds",
+		"session_params"} {
+		if v, _ := b.Get(name); v != nil {
+			r.HasMedia = true
+			return nil
+		}
+	}
+	if ids == "token_ids" {
+		given, _ := b.Get("token_ids")
+		return r.readPrompts(ids, given)
+	}
+	if given, _ := b.Get("input_ids"); given != nil {
+		return r.readPrompts(ids, given)
+	}
+	text, _ := b.Get("text")
+	return r.readPrompts("text", text)
+}
+
+// readPrompts reads the prompts in the field of a name.
+func (r *Request) readPrompts(name string, prompt any) error {
 	const want = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-	prompt, _ := r.Body.Get("prompt")
 	switch p := prompt.(type) {
 	case nil:
 		if embeds, _ := r.Body.Get("prompt_embeds"); embeds != nil {
 			r.HasMedia = true
 			return nil
 		}
-		return missing("prompt", want)
+		return missing(name, want)
 	case string:
 		r.Prompts = []Prompt{{Text: p}}
 		return nil
 	case *values.TokenIDs:
 		if len(p.IDs) == 0 && p.Bad < 0 {
-			return &Error{Code: CodeInvalidValue, Param: "prompt", Message: "'prompt' must not be an empty list."}
+			return emptyList(name)
 		}
-		ids, err := promptTokens("prompt", p)
+		ids, err := promptTokens(name, p)
 		r.Prompts = []Prompt{{Tokens: ids, HasTokens: true}}
 		return err
 	case *values.List:
+		if len(p.Items) == 0 { // of texts: that of token ids is not a List
+			return emptyList(name)
+		}
 		if len(p.Items) > MaxPrompts {
-			r.TooLarge = fmt.Errorf("body: 'prompt' holds %d prompts, more than %d: %w", len(p.Items), MaxPrompts,
+			r.TooLarge = fmt.Errorf("body: '%s' holds %d prompts, more than %d: %w", name, len(p.Items), MaxPrompts,
 				ErrTooManyValues)
 			return nil
 		}
 		switch p.Items[0].(type) {
 		case string:
-			return r.readTextPrompts(p, want)
+			return r.readTextPrompts(p, name, want)
 		case *values.TokenIDs, *values.List:
-			return r.readTokenPrompts(p, want)
+			return r.readTokenPrompts(p, name, want)
 		}
 	}
-	return wrongType("prompt", want)
+	return wrongType(name, want)
 }
 
-func (r *Request) readTextPrompts(list *values.List, want string) error {
+func emptyList(name string) error {
+	return &Error{Code: CodeInvalidValue, Param: name, Message: fmt.Sprintf("'%s' must not be an empty list.", name)}
+}
+
+func (r *Request) readTextPrompts(list *values.List, name, want string) error {
 	r.Prompts = make([]Prompt, len(list.Items))
 	for i, item := range list.Items {
 		text, ok := item.(string)
 		if !ok {
-			return wrongType("prompt", want)
+			return wrongType(name, want)
 		}
 		r.Prompts[i].Text = text
 	}
 	return nil
 }
 
-func (r *Request) readTokenPrompts(list *values.List, want string) error {
+func (r *Request) readTokenPrompts(list *values.List, name, want string) error {
 	r.Prompts = make([]Prompt, len(list.Items))
 	for i, item := range list.Items {
-		param := fmt.Sprintf("prompt[%d]", i)
+		param := fmt.Sprintf("%s[%d]", name, i)
 		switch inner := item.(type) {
 		case *values.TokenIDs:
 			ids, err := promptTokens(param, inner)
@@ -452,7 +539,7 @@ func (r *Request) readTokenPrompts(list *values.List, want string) error {
 			_, err := promptTokens(param, &values.TokenIDs{Bad: 0})
 			return err
 		default:
-			return wrongType("prompt", want)
+			return wrongType(name, want)
 		}
 	}
 	return nil

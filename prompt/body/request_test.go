@@ -22,7 +22,9 @@ func TestParseRequestPaths(t *testing.T) {
 		"/v1/messages":                 Messages,
 		"/v1/messages/count_tokens":    0,
 		"/x?/v1/completions":           0,
-		"":                             0,
+		"/":                            0,
+		"/generate/x":                  0,
+		"/generate":                    0, // the body is a chat: another server's
 	} {
 		body := chat
 		if want == Completions {
@@ -179,10 +181,21 @@ func FuzzParseRequest(f *testing.F) {
 			`"output":[null]}],"tools":[null]}`,
 		`{"model":"m","system":[{"text":"a"}],"messages":[{"role":"user","content":[{"type":"tool_result",` +
 			`"content":[null]},null]},{"role":"assistant","content":[{"type":"tool_use","input":1},7]}],"tools":[1]}`,
+		`{"text":["a"],"input_ids":null,"sampling_params":{"n":2,"max_new_tokens":1}}`,
+		`{"token_ids":[1],"features":null}`,
 	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, body string) {
+		for _, path := range []string{"", "/generate", "/inference/v1/generate"} {
+			r, err := ParseRequest(path, []byte(body))
+			if invalid := (*Error)(nil); err != nil && !errors.Is(err, ErrUnknownAPI) &&
+				(path != "/inference/v1/generate" || !errors.As(err, &invalid)) {
+				t.Fatalf("%s %q: %#v", path, body, err)
+			} else if err == nil && r.API == Completions && len(r.Prompts) == 0 && !r.HasMedia {
+				t.Fatalf("%s %q: no prompt: %+v", path, body, r)
+			}
+		}
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} {
 			r, err := ParseRequest(path, []byte(body))
 			python, pythonErr := (Parser{Python: true}).Parse(path, []byte(body))
@@ -218,6 +231,74 @@ func BenchmarkParseRequest(b *testing.B) {
 	for b.Loop() {
 		if _, err := ParseRequest("/v1/chat/completions", body); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestWithoutPath: without a path the body's keys tell the API, and what is no request of one is not refused.
+func TestWithoutPath(t *testing.T) {
+	for text, want := range map[string]API{
+		`{"model":"m","messages":[{"role":"user","content":"hi"}]}`:                     ChatCompletions,
+		`{"model":"m","system":"be brief","messages":[{"role":"user","content":"hi"}]}`: Messages,
+		`{"model":"m","prompt":"hi"}`:                                                   Completions,
+		`{"model":"m","prompt":[1,2,3]}`:                                                Completions,
+		`{"model":"m","input":"hi"}`:                                                    Responses,
+		`{"model":"m","query":"hi","documents":["a"]}`:                                  0,
+		`{"model":"m","messages":null}`:                                                 0,
+		`{"model":"m","messages":"hi"}`:                                                 0,
+		`{"messages":[{"role":"user","content":"hi"}]}`:                                 0,
+		`[]`: 0, `{`: 0, "": 0, "--boundary\r\n": 0,
+	} {
+		r, err := ParseRequest("", []byte(text))
+		switch {
+		case want == 0 && !errors.Is(err, ErrUnknownAPI):
+			t.Errorf("%s: %v, %v", text, r, err)
+		case want != 0 && (err != nil || r.API != want):
+			t.Errorf("%s: %v, %v; want %v", text, r, err, want)
+		}
+	}
+}
+
+// TestGenerate: the token ids and texts of the engines' own /generate are prompts.
+func TestGenerate(t *testing.T) {
+	const vllm, sglang = "/inference/v1/generate", "/x/generate?y=1"
+	for _, c := range []struct{ path, body, want string }{
+		{vllm, `{"token_ids":[1,2,3],"sampling_params":{"max_tokens":7,"n":2},"model":"m","cache_salt":"s",` +
+			`"stream":true}`,
+			"m [{ [1 2 3] true}] 14 s true false"},
+		{vllm, `{"token_ids":[1],"max_tokens":1,"n":3,"sampling_params":{"max_tokens":7}}`,
+			" [{ [1] true}] 7  false false"},
+		{"/v1/completions", `{"model":"m","prompt":"a","max_tokens":5,"sampling_params":{"max_tokens":1,"n":2}}`,
+			"m [{a [] false}] 5  false false"},
+		{vllm, `{"token_ids":[1],"features":null}`, " [{ [1] true}] 0  false false"},
+		{vllm, `{"token_ids":[1],"features":{"mm_hashes":{"image":["x"]}}}`, " [] 0  false true"},
+		{vllm, `{"token_ids":[1,-2]}`, "'token_ids[1]' must be a token id"},
+		{vllm, `{"token_ids":[]}`, "'token_ids' must not be an empty list"},
+		{vllm, `{"token_ids":{"a":1}}`, "'token_ids' must be"},
+		{vllm, `{"input_ids":[1]}`, "'token_ids' is required"},
+		{sglang, `{"input_ids":[4,5],"sampling_params":{"max_new_tokens":9}}`, " [{ [4 5] true}] 9  false false"},
+		{sglang, `{"input_ids":[[4],[5]],"sampling_params":[{"max_new_tokens":9},{}]}`,
+			" [{ [4] true} { [5] true}] 0  false false"},
+		{sglang, `{"text":"a","model":7}`, ErrUnknownAPI.Error()},
+		{sglang, `{"text":["a","b"],"input_ids":null}`, " [{a [] false} {b [] false}] 0  false false"},
+		{sglang, `{"text":"a","image_data":"http://x"}`, " [] 0  false true"},
+		{sglang, `{"text":"a","session_params":{"id":"x"}}`, " [] 0  false true"},
+		{sglang, `{"inputs":"a"}`, ErrUnknownAPI.Error()},
+		{sglang, `{"text":{"format":1}}`, ErrUnknownAPI.Error()},
+		{sglang, `{"text":[]}`, ErrUnknownAPI.Error()},
+		{sglang, `{"text":[[]]}`, ErrUnknownAPI.Error()},
+		{sglang, `{"input_ids":["a",1]}`, ErrUnknownAPI.Error()},
+		{sglang, `{"input_ids":[1,4294967296]}`, ErrUnknownAPI.Error()},
+		{sglang, `[]`, ErrUnknownAPI.Error()},
+	} {
+		r, err := ParseRequest(c.path, []byte(c.body))
+		got := fmt.Sprint(err)
+		if err == nil {
+			got = fmt.Sprint(r.Model, " ", r.Prompts, " ", r.MostTokens(), " ", r.CacheSalt, " ", r.Stream, " ",
+				r.HasMedia)
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s\n got %s\nwant %s", c.path, c.body, got, c.want)
 		}
 	}
 }

@@ -216,9 +216,10 @@ func hasContent(event *values.Dict) bool {
 		kind == "response.completed" {
 		return true
 	}
+	ids, _ := field[*values.List](event, "output_ids") // of SGLang's /generate
 	choices, _ := field[*values.List](event, "choices")
 	if choices == nil {
-		return false
+		return ids.Len() > 0
 	}
 	for _, c := range choices.Items {
 		choice, ok := c.(*values.Dict)
@@ -229,6 +230,9 @@ func hasContent(event *values.Dict) bool {
 			return true
 		}
 		if finish, _ := choice.Get("finish_reason"); finish != nil {
+			return true
+		}
+		if ids, _ := field[*values.List](choice, "token_ids"); ids.Len() > 0 { // of vLLM's /inference/v1/generate
 			return true
 		}
 		delta, _ := field[*values.Dict](choice, "delta")

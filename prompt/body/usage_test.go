@@ -52,6 +52,12 @@ func TestUsageReader(t *testing.T) {
 		"stream, role only": {stream,
 			event(`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`), Usage{}, false,
 			false},
+		"stream, vLLM's generate": {stream, event(`{"choices":[{"index":0,"token_ids":[]}]}`) +
+			event(`{"choices":[{"index":0,"token_ids":[5]}]}`), Usage{}, false, true},
+		"stream, generate without tokens": {stream, event(`{"choices":[{"token_ids":[]}],"output_ids":[1]}`) +
+			event(`{"text":"","output_ids":[]}`), Usage{}, false, false},
+		"stream, SGLang's generate": {stream, event(`{"text":"x","output_ids":[5],"meta_info":{}}`), Usage{}, false,
+			true},
 		"stream, text": {stream, event(`{"choices":[{"text":"x"}]}`), Usage{}, false, true},
 		"stream, reasoning": {stream, event(`{"choices":[{"delta":{"reasoning_content":"x"}}]}`), Usage{},
 			false, true},

@@ -95,11 +95,7 @@ func (e *Encoder) AppendOrdinary(b *Budget, out []kvblock.Token, text string) ([
 
 // append appends the ids of text. b bounds the work. cache may be nil. On an error append returns out unchanged.
 func (e *Encoder) append(
-	b Budget,
-	out []kvblock.Token,
-	text string,
-	special bool,
-	cache *segmentCache,
+	b Budget, out []kvblock.Token, text string, special bool, cache *segmentCache,
 ) ([]kvblock.Token, error) {
 	if len(text) > maxText {
 		return out, fmt.Errorf("bpe: text of %d bytes is too long", len(text))
@@ -113,9 +109,7 @@ func (e *Encoder) append(
 	if e.kimiLimits && !withinKimiLimits(text) {
 		return out, fmt.Errorf(
 			"bpe: this model's tokenizer cuts a text of %d bytes, or a long run in it, in a way that is not "+
-				"reproduced here",
-			len(text),
-		)
+				"reproduced here", len(text))
 	}
 	sc := e.borrow()
 	sc.budget = b
@@ -153,11 +147,7 @@ func (e *Encoder) append(
 // appendSegment appends the ids of the text between two boundaries. They depend on this text alone, and, with
 // e.firstDiffers, on whether it is the first of a prompt; so they are remembered, if cache is not nil.
 func (e *Encoder) appendSegment(
-	out []kvblock.Token,
-	text string,
-	first bool,
-	sc *scratch,
-	cache *segmentCache,
+	out []kvblock.Token, text string, first bool, sc *scratch, cache *segmentCache,
 ) ([]kvblock.Token, error) {
 	if len(text) < minSegment || first && e.firstDiffers {
 		cache = nil
@@ -226,11 +216,7 @@ func (e *Encoder) appendStretch(out []kvblock.Token, text string, first bool, sc
 
 // appendPieces cuts s[i:end] into pieces and appends their ids.
 func (e *Encoder) appendPieces(
-	out []kvblock.Token,
-	s string,
-	i, end int,
-	first bool,
-	sc *scratch,
+	out []kvblock.Token, s string, i, end int, first bool, sc *scratch,
 ) ([]kvblock.Token, error) {
 	switch {
 	case e.scan != nil || e.deepSeek:

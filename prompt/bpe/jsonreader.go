@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"unicode/utf16"
 	"unicode/utf8"
+
+	"kvepp/prompt/values"
 )
 
 // jsonReader reads the large parts of tokenizer.json as a stream: hundreds of thousands of short strings. It takes a
@@ -107,26 +108,33 @@ func (r *jsonReader) text() ([]byte, error) {
 	if err := r.expect('"'); err != nil {
 		return nil, err
 	}
-	start := r.at
-	ascii := true
-	for r.at < len(r.data) {
+	start, ascii := r.at, true
+	r.inBuffer = false // until there is an escape
+	for ; r.at < len(r.data); r.at++ {
 		switch b := r.data[r.at]; {
 		case b == '"':
 			text := r.data[start:r.at]
 			r.at++
-			r.inBuffer = false
-			if !ascii && !utf8.Valid(text) {
-				return nil, errors.New("invalid UTF-8 in a string")
+			if !r.inBuffer {
+				if !ascii && !utf8.Valid(text) {
+					return nil, errors.New("invalid UTF-8 in a string")
+				}
+				return text, nil
 			}
-			return text, nil
+			read, err := values.ParseJSON(r.data[start-1 : r.at])
+			if err != nil {
+				return nil, fmt.Errorf("the string that begins at byte %d: %w", start-1, err)
+			}
+			r.buf = append(r.buf[:0], read.(string)...)
+			return r.buf, nil
 		case b == '\\':
-			return r.escapedText(start)
+			r.inBuffer = true
+			r.at++
 		case b < ' ':
 			return nil, r.fail("a character of a string")
 		case b >= utf8.RuneSelf:
 			ascii = false
 		}
-		r.at++
 	}
 	return nil, r.fail("\"")
 }
@@ -137,75 +145,6 @@ func (r *jsonReader) keep(text []byte) string {
 		return string(text)
 	}
 	return alias(text)
-}
-
-// escapedText reads the rest of a string from its first escape on. The string begins at start.
-func (r *jsonReader) escapedText(start int) ([]byte, error) {
-	buf := append(r.buf[:0], r.data[start:r.at]...)
-	for r.at < len(r.data) {
-		b := r.data[r.at]
-		switch {
-		case b == '"':
-			r.at++
-			r.buf, r.inBuffer = buf, true
-			if !utf8.Valid(buf) {
-				return nil, errors.New("invalid UTF-8 in a string")
-			}
-			return buf, nil
-		case b < ' ':
-			return nil, r.fail("a character of a string")
-		case b != '\\':
-			buf = append(buf, b)
-			r.at++
-			continue
-		}
-		r.at++
-		if r.at >= len(r.data) {
-			break
-		}
-		escape := r.data[r.at]
-		r.at++
-		if plain := bytes.IndexByte([]byte(`"\/bfnrt`), escape); plain >= 0 {
-			buf = append(buf, "\"\\/\b\f\n\r\t"[plain])
-			continue
-		}
-		if escape != 'u' {
-			r.at--
-			return nil, r.fail("an escape")
-		}
-		unit, err := r.unit()
-		if err != nil {
-			return nil, err
-		}
-		if utf16.IsSurrogate(unit) {
-			low := rune(0)
-			if bytes.HasPrefix(r.data[r.at:], []byte(`\u`)) {
-				r.at += 2
-				if low, err = r.unit(); err != nil {
-					return nil, err
-				}
-			}
-			if unit = utf16.DecodeRune(unit, low); unit == utf8.RuneError {
-				return nil, errors.New("half a surrogate pair in a string")
-			}
-		}
-		buf = utf8.AppendRune(buf, unit)
-	}
-	return nil, r.fail("\"")
-}
-
-// unit reads the four digits of a \u escape.
-func (r *jsonReader) unit() (rune, error) {
-	if r.at+4 > len(r.data) {
-		r.at = len(r.data)
-		return 0, r.fail("four digits")
-	}
-	n, err := strconv.ParseUint(string(r.data[r.at:r.at+4]), 16, 16)
-	if err != nil {
-		return 0, r.fail("four digits")
-	}
-	r.at += 4
-	return rune(n), nil
 }
 
 // integer reads a whole number.

@@ -267,3 +267,12 @@ func FuzzTiktoken(f *testing.F) {
 		}
 	})
 }
+
+// ParseTokenizerJSON builds an encoder from the content of tokenizer.json by its own description.
+func ParseTokenizerJSON(raw []byte) (*Encoder, error) {
+	file, err := ReadTokenizerJSON(raw)
+	if err != nil {
+		return nil, err
+	}
+	return file.Encoder(&file.Description)
+}

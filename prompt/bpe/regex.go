@@ -128,28 +128,34 @@ type patternParser struct {
 	previous rune
 }
 
-// refuse returns the error for a construct that cannot be translated.
-func (p *patternParser) refuse(what string) error {
-	return errUnsupported("in a pattern,", what+" at byte "+strconv.Itoa(p.at))
+// refusal is the panic that ends the parsing of a pattern. compilePattern recovers it.
+type refusal struct{ err error }
+
+// refuse returns the refusal of a construct that cannot be translated.
+func (p *patternParser) refuse(what string) refusal {
+	return refusal{errUnsupported("in a pattern,", what+" at byte "+strconv.Itoa(p.at))}
 }
 
 // compilePattern compiles a pattern in Oniguruma's syntax.
-func compilePattern(source string) (*pattern, error) {
+func compilePattern(source string) (compiled *pattern, err error) {
 	if len(source) > maxPattern || !utf8.ValidString(source) {
 		return nil, errUnsupported("a pattern", "of "+strconv.Itoa(len(source))+" bytes")
 	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			refused, ok := cause.(refusal)
+			if !ok {
+				panic(cause)
+			}
+			compiled, err = nil, refused.err
+		}
+	}()
 	p := &patternParser{source: source}
-	nullable, err := p.alternatives()
-	if err != nil {
-		return nil, err
-	}
+	nullable := p.alternatives()
 	if p.at < len(p.source) {
-		return nil, p.refuse("an unmatched )")
+		panic(p.refuse("an unmatched )"))
 	}
-	compiled, err := p.compile()
-	if err != nil {
-		return nil, err
-	}
+	compiled = p.compile()
 	compiled.nullable = nullable
 	return compiled, nil
 }
@@ -158,13 +164,13 @@ func (p *patternParser) emit(text string)   { p.parts = append(p.parts, patternP
 func (p *patternParser) emitSet(s set)      { p.parts = append(p.parts, patternPart{set: s, isSet: true}) }
 func (p *patternParser) more() bool         { return p.at < len(p.source) }
 func (p *patternParser) peek(s string) bool { return strings.HasPrefix(p.source[p.at:], s) }
-func (p *patternParser) next() (rune, error) {
+func (p *patternParser) next() rune {
 	if !p.more() {
-		return 0, p.refuse("an end in the middle")
+		panic(p.refuse("an end in the middle"))
 	}
 	r, n := utf8.DecodeRuneInString(p.source[p.at:])
 	p.at += n
-	return r, nil
+	return r
 }
 
 func (p *patternParser) take(s string) bool {
@@ -176,9 +182,9 @@ func (p *patternParser) take(s string) bool {
 }
 
 // alternatives reads a|b|c, up to ")" or the end. nullable says that one of them can match the empty text.
-func (p *patternParser) alternatives() (nullable bool, err error) {
+func (p *patternParser) alternatives() (nullable bool) {
 	if p.depth++; p.depth > maxPatternDepth {
-		return false, p.refuse("deep nesting")
+		panic(p.refuse("deep nesting"))
 	}
 	defer func() { p.depth-- }()
 	empty := true // whether the alternative can match the empty text so far
@@ -190,23 +196,16 @@ func (p *patternParser) alternatives() (nullable bool, err error) {
 			nullable, empty = nullable || empty, true
 			continue
 		}
-		can, err := p.repeated()
-		if err != nil {
-			return false, err
-		}
-		empty = empty && can
+		empty = p.repeated() && empty
 	}
 	p.previous = 0
-	return nullable || empty, nil
+	return nullable || empty
 }
 
 // repeated reads one atom with its quantifiers. nullable says that it can match the empty text.
-func (p *patternParser) repeated() (nullable bool, err error) {
+func (p *patternParser) repeated() (nullable bool) {
 	start := len(p.parts)
-	repeatable, nullable, err := p.atom()
-	if err != nil {
-		return false, err
-	}
+	repeatable, nullable := p.atom()
 	for p.more() {
 		quantifier := ""
 		interval := false
@@ -218,28 +217,26 @@ func (p *patternParser) repeated() (nullable bool, err error) {
 		case p.take("+"):
 			quantifier = "+"
 		case p.peek("{"):
-			if quantifier, err = p.interval(); err != nil {
-				return false, err
-			}
+			quantifier = p.interval()
 			interval = true
 		default:
-			return nullable, nil
+			return nullable
 		}
 		if quantifier == "?" || quantifier == "*" || strings.HasPrefix(quantifier, "{0") {
 			nullable = true
 		}
 		if p.fold && (p.previous == 's' || p.previous == 'f') {
-			return false, p.refuse("a repeated s or f, where case is ignored,")
+			panic(p.refuse("a repeated s or f, where case is ignored,"))
 		}
 		if !repeatable {
-			return false, p.refuse("a repeated assertion")
+			panic(p.refuse("a repeated assertion"))
 		}
 		p.previous = 0
 		p.parts = slices.Insert(p.parts, start, patternPart{text: "(?:"})
 		switch {
 		case p.take("?"):
 			if interval && !strings.Contains(quantifier, ",") {
-				return false, p.refuse("{n}?")
+				panic(p.refuse("{n}?"))
 			}
 			p.emit(")" + quantifier + "?")
 		case !interval && p.take("+"):
@@ -249,14 +246,14 @@ func (p *patternParser) repeated() (nullable bool, err error) {
 			p.emit(")" + quantifier)
 		}
 	}
-	return nullable, nil
+	return nullable
 }
 
 // interval reads {n}, {n,} or {n,m}.
-func (p *patternParser) interval() (string, error) {
+func (p *patternParser) interval() string {
 	end := strings.IndexByte(p.source[p.at:], '}')
 	if end < 0 {
-		return "", p.refuse("{")
+		panic(p.refuse("{"))
 	}
 	low, high, ranged := strings.Cut(p.source[p.at+1:p.at+end], ",")
 	if ranged && low == "" {
@@ -267,82 +264,77 @@ func (p *patternParser) interval() (string, error) {
 		return err == nil && n <= 1000 && strconv.FormatUint(n, 10) == s
 	}
 	if !number(low) || ranged && high != "" && !number(high) {
-		return "", p.refuse("{")
+		panic(p.refuse("{"))
 	}
 	if ranged && high != "" {
 		a, _ := strconv.Atoi(low)
 		b, _ := strconv.Atoi(high)
 		if a > b {
-			return "", p.refuse("{n,m} with n above m")
+			panic(p.refuse("{n,m} with n above m"))
 		}
 	}
 	p.at += end + 1
 	if ranged {
-		return "{" + low + "," + high + "}", nil
+		return "{" + low + "," + high + "}"
 	}
-	return "{" + low + "}", nil
+	return "{" + low + "}"
 }
 
 // atom reads a character, a class, a group or an assertion.
-func (p *patternParser) atom() (repeatable, nullable bool, err error) {
+func (p *patternParser) atom() (repeatable, nullable bool) {
 	if p.peek("(") {
 		return p.group()
 	}
 	if p.peek("[") {
-		s, err := p.class()
-		if err != nil {
-			return false, false, err
-		}
+		s := p.class()
 		if p.fold {
-			return false, false, p.refuse("a class where case is ignored")
+			panic(p.refuse("a class where case is ignored"))
 		}
 		p.emitSet(s)
-		return true, false, nil
+		return true, false
 	}
-	r, err := p.next()
-	if err != nil {
-		return false, false, err
-	}
-	switch r {
+	switch r := p.next(); r {
 	case '.':
 		p.emitSet(newSet('\n', '\n').not())
 		p.previous = 0
-		return true, false, nil
+		return true, false
 	case '^': // the beginning of every line, but not after a newline at the end
 		p.emit("(?:\\A|(?<=")
 		p.emitSet(newSet('\n', '\n'))
 		p.emit(")(?!\\z))")
 		p.previous = 0
-		return false, true, nil
+		return false, true
 	case '$':
 		p.emit("(?=\\z|")
 		p.emitSet(newSet('\n', '\n'))
 		p.emit(")")
 		p.previous = 0
-		return false, true, nil
+		return false, true
 	case '*', '+', '?', '{':
-		return false, false, p.refuse("a quantifier of nothing")
+		panic(p.refuse("a quantifier of nothing"))
 	case '\\':
-		repeatable, err := p.escape()
-		return repeatable, !repeatable, err
+		repeatable := p.escape()
+		return repeatable, !repeatable
+	default:
+		p.literal(r)
+		return true, false
 	}
-	return true, false, p.literal(r)
 }
 
 // literal emits a character, with its other cases if case is ignored.
-func (p *patternParser) literal(r rune) error {
+func (p *patternParser) literal(r rune) {
 	if !p.fold {
 		p.emitSet(newSet(r, r))
-		return nil
+		return
 	}
 	if r >= utf8.RuneSelf {
-		return p.refuse("a letter beyond ASCII where case is ignored")
+		panic(p.refuse("a letter beyond ASCII where case is ignored"))
 	}
 	lower := rune(lowerASCII(byte(r)))
 	// Oniguruma also matches ß for ss, and ligatures for the letters that they join.
 	switch string([]rune{p.previous, lower}) {
 	case "ss", "st", "ff", "fi", "fl":
-		return p.refuse("letters that a ligature joins, where case is ignored,")
+		panic(p.refuse("letters that a ligature joins, where case is ignored,"))
 	}
 	p.previous = lower
 	s := newSet(r, r)
@@ -356,11 +348,10 @@ func (p *patternParser) literal(r rune) error {
 		s = s.or(newSet(0x212A, 0x212A))
 	}
 	p.emitSet(s)
-	return nil
 }
 
 // group reads a group or a lookaround.
-func (p *patternParser) group() (repeatable, nullable bool, err error) {
+func (p *patternParser) group() (repeatable, nullable bool) {
 	p.previous = 0
 	p.at++
 	repeatable = true
@@ -370,38 +361,34 @@ func (p *patternParser) group() (repeatable, nullable bool, err error) {
 	case p.take("?:"):
 	case p.take("?>"):
 		open = "(?>"
-	case p.take("?="):
-		open, repeatable = "(?=", false
-	case p.take("?!"):
-		open, repeatable = "(?!", false
-	case p.take("?<="):
-		open, repeatable = "(?<=", false
-	case p.take("?<!"):
-		open, repeatable = "(?<!", false
 	case p.take("?i:"):
 		p.fold = true
 	case p.take("?-i:"):
 		p.fold = false
-	case p.peek("?<") || p.peek("?P") || p.peek("?"):
-		return false, false, p.refuse("(?" + p.source[p.at+1:min(len(p.source), p.at+3)])
+	default:
+		for _, look := range []string{"?=", "?!", "?<=", "?<!"} {
+			if repeatable && p.take(look) {
+				open, repeatable = "("+look, false
+			}
+		}
+		if repeatable && p.peek("?") {
+			panic(p.refuse("(?" + p.source[p.at+1:min(len(p.source), p.at+3)]))
+		}
 	}
 	p.emit(open)
-	nullable, err = p.alternatives()
-	if err != nil {
-		return false, false, err
-	}
+	nullable = p.alternatives()
 	if !p.take(")") {
-		return false, false, p.refuse("an unclosed (")
+		panic(p.refuse("an unclosed ("))
 	}
 	p.emit(")")
 	p.fold = fold
-	return repeatable, nullable || !repeatable, nil
+	return repeatable, nullable || !repeatable
 }
 
 // escape reads the rest of an escape outside of a class.
-func (p *patternParser) escape() (repeatable bool, err error) {
+func (p *patternParser) escape() (repeatable bool) {
 	if !p.more() {
-		return false, p.refuse("an end in the middle")
+		panic(p.refuse("an end in the middle"))
 	}
 	anchors := map[byte]string{'A': "\\A", 'z': "\\z"}
 	c := p.source[p.at]
@@ -409,7 +396,7 @@ func (p *patternParser) escape() (repeatable bool, err error) {
 		p.at++
 		p.emit(anchor)
 		p.previous = 0
-		return false, nil
+		return false
 	}
 	if c == 'b' || c == 'B' {
 		p.at++
@@ -433,21 +420,19 @@ func (p *patternParser) escape() (repeatable bool, err error) {
 		}
 		p.emit(")")
 		p.previous = 0
-		return false, nil
+		return false
 	}
-	s, char, err := p.escaped()
-	if err != nil {
-		return false, err
-	}
+	s, char := p.escaped()
 	if s == nil {
-		return true, p.literal(char)
+		p.literal(char)
+		return true
 	}
 	if p.fold && !s.caseless() {
-		return false, p.refuse("a class where case is ignored")
+		panic(p.refuse("a class where case is ignored"))
 	}
 	p.emitSet(s)
 	p.previous = 0
-	return true, nil
+	return true
 }
 
 // caseless reports whether no character of a set has another case.
@@ -464,57 +449,43 @@ func (s set) caseless() bool {
 }
 
 // escaped reads the rest of an escape: a set, or, if the set is nil, a character.
-func (p *patternParser) escaped() (set, rune, error) {
-	r, err := p.next()
-	if err != nil {
-		return nil, 0, err
+func (p *patternParser) escaped() (set, rune) {
+	r := p.next()
+	if at := strings.IndexRune("nrtfvae", r); at >= 0 {
+		return nil, rune("\n\r\t\f\v\a\x1b"[at])
 	}
 	switch r {
 	case 's':
-		return spaceRanges, 0, nil
+		return spaceRanges, 0
 	case 'S':
-		return set(spaceRanges).not(), 0, nil
+		return set(spaceRanges).not(), 0
 	case 'd':
-		return categoryRanges["Nd"], 0, nil
+		return categoryRanges["Nd"], 0
 	case 'D':
-		return set(categoryRanges["Nd"]).not(), 0, nil
+		return set(categoryRanges["Nd"]).not(), 0
 	case 'w':
-		return onigWordRanges, 0, nil
+		return onigWordRanges, 0
 	case 'W':
-		return set(onigWordRanges).not(), 0, nil
+		return set(onigWordRanges).not(), 0
 	case 'p', 'P':
 		return p.property(r == 'P')
-	case 'n':
-		return nil, '\n', nil
-	case 'r':
-		return nil, '\r', nil
-	case 't':
-		return nil, '\t', nil
-	case 'f':
-		return nil, '\f', nil
-	case 'v':
-		return nil, '\v', nil
-	case 'a':
-		return nil, '\a', nil
-	case 'e':
-		return nil, 0x1B, nil
 	case 'x', 'u':
 		return p.hexadecimal(r)
 	}
 	if r >= utf8.RuneSelf || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
-		return nil, 0, p.refuse("\\" + string(r))
+		panic(p.refuse("\\" + string(r)))
 	}
-	return nil, r, nil
+	return nil, r
 }
 
 // hexadecimal reads the digits of \xHH, \x{H...} or \uHHHH.
-func (p *patternParser) hexadecimal(kind rune) (set, rune, error) {
+func (p *patternParser) hexadecimal(kind rune) (set, rune) {
 	digits := ""
 	switch {
 	case kind == 'x' && p.take("{"):
 		end := strings.IndexByte(p.source[p.at:], '}')
 		if end < 0 {
-			return nil, 0, p.refuse("\\x{")
+			panic(p.refuse("\\x{"))
 		}
 		digits = p.source[p.at : p.at+end]
 		p.at += end + 1
@@ -527,16 +498,16 @@ func (p *patternParser) hexadecimal(kind rune) (set, rune, error) {
 	}
 	n, err := strconv.ParseUint(digits, 16, 32)
 	if err != nil || n > maxRune || n >= 0xD800 && n < 0xE000 || kind == 'x' && len(digits) == 2 && n >= utf8.RuneSelf {
-		return nil, 0, p.refuse("\\" + string(kind) + digits)
+		panic(p.refuse("\\" + string(kind) + digits))
 	}
-	return nil, rune(n), nil
+	return nil, rune(n)
 }
 
 // property reads the braces of \p{L}: a general category or a script.
-func (p *patternParser) property(negated bool) (set, rune, error) {
+func (p *patternParser) property(negated bool) (set, rune) {
 	end := strings.IndexByte(p.source[p.at:], '}')
 	if !p.peek("{") || end < 0 {
-		return nil, 0, p.refuse("\\p without braces")
+		panic(p.refuse("\\p without braces"))
 	}
 	name := p.source[p.at+1 : p.at+end]
 	if strings.HasPrefix(name, "^") {
@@ -559,19 +530,19 @@ func (p *patternParser) property(negated bool) (set, rune, error) {
 		s = newSet(all...)
 	}
 	if len(s) == 0 {
-		return nil, 0, p.refuse("\\p{" + name + "}")
+		panic(p.refuse("\\p{" + name + "}"))
 	}
 	p.at += end + 1
 	if negated {
 		s = s.not()
 	}
-	return s, 0, nil
+	return s, 0
 }
 
 // class reads [...], with nested classes and intersections.
-func (p *patternParser) class() (set, error) {
+func (p *patternParser) class() set {
 	if p.depth++; p.depth > maxPatternDepth {
-		return nil, p.refuse("deep nesting")
+		panic(p.refuse("deep nesting"))
 	}
 	defer func() { p.depth-- }()
 	p.at++ // [
@@ -582,61 +553,52 @@ func (p *patternParser) class() (set, error) {
 	for ; ; first = false {
 		switch {
 		case !p.more():
-			return nil, p.refuse("an unclosed [")
+			panic(p.refuse("an unclosed ["))
 		case p.peek("]"):
 			if first {
-				return nil, p.refuse("[]")
+				panic(p.refuse("[]"))
 			}
 			p.at++
 			if intersected {
 				current = result.and(current)
 			}
 			if len(current) == 0 {
-				return nil, p.refuse("an empty class")
+				panic(p.refuse("an empty class"))
 			}
 			if negated {
 				current = current.not()
 			}
-			return current, nil
+			return current
 		case p.peek("[:"):
-			return nil, p.refuse("[:")
+			panic(p.refuse("[:"))
 		case p.peek("["):
-			inner, err := p.class()
-			if err != nil {
-				return nil, err
-			}
-			current = current.or(inner)
+			current = current.or(p.class())
 		case p.take("&&"):
 			if intersected {
 				current = result.and(current)
 			}
 			result, current, intersected = current, nil, true
 		default:
-			s, low, err := p.classItem()
-			if err != nil {
-				return nil, err
-			}
+			s, low := p.classItem()
 			if s != nil {
 				current = current.or(s)
 				if p.peek("-") && !p.peek("-]") {
-					return nil, p.refuse("a range that begins with a class")
+					panic(p.refuse("a range that begins with a class"))
 				}
 				continue
 			}
 			high := low
 			if p.peek("-") && !p.peek("-]") {
 				if low == '-' {
-					return nil, p.refuse("a range that begins with -")
+					panic(p.refuse("a range that begins with -"))
 				}
 				p.at++
 				if p.peek("[") {
-					return nil, p.refuse("a range that ends with a class")
+					panic(p.refuse("a range that ends with a class"))
 				}
-				if s, high, err = p.classItem(); err != nil {
-					return nil, err
-				}
+				s, high = p.classItem()
 				if s != nil || high < low {
-					return nil, p.refuse("a range")
+					panic(p.refuse("a range"))
 				}
 			}
 			current = current.or(newSet(low, high))
@@ -645,13 +607,12 @@ func (p *patternParser) class() (set, error) {
 }
 
 // classItem reads a set or a character within a class.
-func (p *patternParser) classItem() (set, rune, error) {
-	r, err := p.next()
-	if err != nil || r != '\\' {
-		return nil, r, err
+func (p *patternParser) classItem() (set, rune) {
+	if r := p.next(); r != '\\' {
+		return nil, r
 	}
 	if p.peek("b") {
-		return nil, 0, p.refuse("\\b in a class")
+		panic(p.refuse("\\b in a class"))
 	}
 	return p.escaped()
 }
@@ -663,7 +624,7 @@ const firstLetter = 0x4E00
 const maxLetters = 4096
 
 // compile finds the alphabet and writes the pattern in that alphabet.
-func (p *patternParser) compile() (*pattern, error) {
+func (p *patternParser) compile() *pattern {
 	var sets []set
 	number := map[string]int{}
 	for _, part := range p.parts {
@@ -698,7 +659,7 @@ func (p *patternParser) compile() (*pattern, error) {
 		letter, known := letterOf[string(signature)]
 		if !known {
 			if len(letterOf) == maxLetters {
-				return nil, errUnsupported("a pattern", "of so many sets of characters")
+				panic(refusal{errUnsupported("a pattern", "of so many sets of characters")})
 			}
 			letter = rune(firstLetter + len(letterOf))
 			letterOf[string(signature)] = letter
@@ -732,11 +693,11 @@ func (p *patternParser) compile() (*pattern, error) {
 	}
 	engine, err := regexp2.Compile(b.String(), regexp2.None)
 	if err != nil {
-		return nil, fmt.Errorf("pattern %q: %w", p.source, err)
+		panic(refusal{fmt.Errorf("pattern %q: %w", p.source, err)})
 	}
 	engine.MatchTimeout = searchTimeout
 	compiled.engine = engine
-	return compiled, nil
+	return compiled
 }
 
 // letter returns the letter of a character.

@@ -45,9 +45,9 @@ const (
 // between matches. (DeepSeek's can leave some.)
 var scanners = map[string]scanner{
 	regexGPT2:   scanGPT2,
-	regexCL100K: scanCL100K(3),
-	regexQwen:   scanCL100K(1),
-	regexQwen35: scanQwen35,
+	regexCL100K: scanCL100K(3, classLetter),
+	regexQwen:   scanCL100K(1, classLetter),
+	regexQwen35: scanCL100K(1, classLetter|classMark),
 	regexO200K:  scanO200K(3, true),
 	regexTekken: scanO200K(1, false),
 }
@@ -131,8 +131,8 @@ func lowerASCII(b byte) byte {
 	return b
 }
 
-// space matches \s*[\r\n]+|\s+(?!\S)|\s+ at i, where white space starts.
-func space(s string, i, end int) int {
+// space matches \s*[\r\n]+|\s+(?!\S)|\s+ at i, where white space starts. newline is [\r\n], or 0 for \s+(?!\S)|\s+.
+func space(s string, i, end int, newline class) int {
 	j, last, afterNewline := i, i, -1
 	for j < end {
 		c, n := classAt(s, j)
@@ -141,7 +141,7 @@ func space(s string, i, end int) int {
 		}
 		last = j
 		j += n
-		if c&classNewline != 0 {
+		if c&newline != 0 {
 			afterNewline = j
 		}
 	}
@@ -152,23 +152,6 @@ func space(s string, i, end int) int {
 		return j
 	}
 	return last // leave one space for the following word
-}
-
-// spaceGPT2 matches \s+(?!\S)|\s+ at i, where white space starts.
-func spaceGPT2(s string, i, end int) int {
-	j, last := i, i
-	for j < end {
-		c, n := classAt(s, j)
-		if c&classSpace == 0 {
-			break
-		}
-		last = j
-		j += n
-	}
-	if j == end || last == i {
-		return j
-	}
-	return last
 }
 
 func scanGPT2(s string, i, end int) int {
@@ -201,15 +184,16 @@ func scanGPT2(s string, i, end int) int {
 			return skipNot(s, j+n, end, classSpace|classLetter|classNumber)
 		}
 	}
-	return spaceGPT2(s, i, end)
+	return space(s, i, end, 0)
 }
 
-// scanCL100K scans regexCL100K and regexQwen, which differ in the digits of a number.
-func scanCL100K(digits int) scanner {
+// scanCL100K scans regexCL100K, regexQwen and regexQwen35, which differ in the digits of a number and in the characters
+// of a word.
+func scanCL100K(digits int, word class) scanner {
 	return func(s string, i, end int) int {
 		c, n := classAt(s, i)
 		if c&classLetter != 0 {
-			return skip(s, i+n, end, classLetter)
+			return skip(s, i+n, end, word)
 		}
 		if j := contraction(s, i, end); j > 0 {
 			return j
@@ -217,48 +201,20 @@ func scanCL100K(digits int) scanner {
 		if c&classNumber != 0 {
 			return skipNumber(s, i, n, end, digits)
 		}
-		if c&classNewline == 0 && i+n < end {
-			if next, size := classAt(s, i+n); next&classLetter != 0 {
-				return skip(s, i+n+size, end, classLetter)
+		if c&classNewline == 0 { // the optional first character; or, if it is a mark, the word itself
+			if j := skip(s, i+n, end, word); j > i+n || c&word != 0 {
+				return j
 			}
 		}
 		j := i
 		if s[i] == ' ' {
 			j++
 		}
-		if k := skipNot(s, j, end, classSpace|classLetter|classNumber); k > j {
+		if k := skipNot(s, j, end, classSpace|classNumber|word); k > j {
 			return skip(s, k, end, classNewline)
 		}
-		return space(s, i, end)
+		return space(s, i, end, classNewline)
 	}
-}
-
-// scanQwen35 scans regexQwen35.
-func scanQwen35(s string, i, end int) int {
-	const word = classLetter | classMark
-	c, n := classAt(s, i)
-	if c&classLetter != 0 {
-		return skip(s, i+n, end, word)
-	}
-	if j := contraction(s, i, end); j > 0 {
-		return j
-	}
-	if c&classNumber != 0 {
-		return i + n
-	}
-	if c&classNewline == 0 { // the optional first character; or, if it is a mark, the word itself
-		if j := skip(s, i+n, end, word); j > i+n || c&classMark != 0 {
-			return j
-		}
-	}
-	j := i
-	if s[i] == ' ' {
-		j++
-	}
-	if k := skipNot(s, j, end, classSpace|classNumber|word); k > j {
-		return skip(s, k, end, classNewline)
-	}
-	return space(s, i, end)
 }
 
 // upperLower matches [upper]*[lower]+ at i and returns the end, or 0. The classes overlap, so it backtracks like a
@@ -336,7 +292,7 @@ func scanO200K(digits int, contractions bool) scanner {
 			}
 			return k
 		}
-		return space(s, i, end)
+		return space(s, i, end, classNewline)
 	}
 }
 
@@ -346,17 +302,11 @@ func scanDeepSeek3(s string, i, end int) int {
 	if c&classASCIIPunct != 0 && i+1 < end && s[i+1] < 0x80 && asciiClass[s[i+1]]&classASCII != 0 {
 		return skip(s, i+1, end, classASCII)
 	}
-	if c&(classNewline|classLetter|classSymbol) == 0 {
-		if i+n < end {
-			if next, size := classAt(s, i+n); next&(classLetter|classMark) != 0 {
-				return skip(s, i+n+size, end, classLetter|classMark)
-			}
+	const word = classLetter | classMark
+	if c&(classNewline|classSymbol) == 0 { // the optional first character, or the first of the word
+		if j := skip(s, i+n, end, word); j > i+n || c&word != 0 {
+			return j
 		}
-		if c&classMark != 0 {
-			return skip(s, i, end, classLetter|classMark)
-		}
-	} else if c&classLetter != 0 {
-		return skip(s, i+n, end, classLetter|classMark)
 	}
 	j := i
 	if s[i] == ' ' {
@@ -366,7 +316,7 @@ func scanDeepSeek3(s string, i, end int) int {
 		return skip(s, k, end, classNewline)
 	}
 	if c&classSpace != 0 {
-		return space(s, i, end)
+		return space(s, i, end, classNewline)
 	}
 	return -1
 }

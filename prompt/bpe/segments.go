@@ -66,9 +66,7 @@ type segmentKey struct {
 // get appends the ids of text if the cache has them and the budget has room for them. On a miss the caller passes the
 // key to put.
 func (c *segmentCache) get(
-	out []kvblock.Token,
-	text string,
-	w *Budget,
+	out []kvblock.Token, text string, w *Budget,
 ) (ids []kvblock.Token, key segmentKey, known bool) {
 	h := maphash.String(c.seed, text)
 	shard := &c.shards[h%segmentShards]

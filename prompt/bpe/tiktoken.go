@@ -123,10 +123,8 @@ func (e *Encoder) addTiktokenSpecials(c *tiktokenConfig, vocabulary int) error {
 		}
 		for _, other := range special {
 			if strings.HasPrefix(content, other.content) || strings.HasPrefix(other.content, content) {
-				return errUnsupported(
-					"a special token that begins like another,",
-					fmt.Sprintf("%q and %q", content, other.content),
-				)
+				return errUnsupported("a special token that begins like another,",
+					fmt.Sprintf("%q and %q", content, other.content))
 			}
 		}
 		special = append(special, addedToken{id: kvblock.Token(id), content: content})
@@ -136,9 +134,7 @@ func (e *Encoder) addTiktokenSpecials(c *tiktokenConfig, vocabulary int) error {
 		if _, ok := e.addedIDs[token.Content]; !ok {
 			return fmt.Errorf(
 				"tokenizer_config.json: added_tokens_decoder: %q has id %s, which does not follow the vocabulary",
-				token.Content,
-				id,
-			)
+				token.Content, id)
 		}
 	}
 	e.setRawAdded(special)

@@ -187,9 +187,6 @@ func (e *Encoder) AddedID(content string) (kvblock.Token, bool) {
 // PrefixLen returns the number of tokens that the post-processor puts before a text.
 func (e *Encoder) PrefixLen() int { return len(e.prefix) }
 
-// ByteLevel reports whether the smallest symbols are bytes.
-func (e *Encoder) ByteLevel() bool { return e.model.byteLevel }
-
 // IsNormalized reports whether text is in the normalizer's Unicode normalization forms. It ignores the normalizer's
 // other steps.
 func (e *Encoder) IsNormalized(text string) bool { return e.normalizer.keeps(text) }
@@ -200,16 +197,6 @@ func (e *Encoder) RoundTrips() bool { return e.roundTrips }
 // GeneralPattern reports whether the pre-tokenizer needs the general pattern engine.
 func (e *Encoder) GeneralPattern() bool {
 	return slices.ContainsFunc(e.stages, func(s stage) bool { return s.general })
-}
-
-// ParseTokenizerJSON builds an encoder from the content of tokenizer.json. Errors name the component, such as a
-// normalizer that this package cannot reproduce exactly.
-func ParseTokenizerJSON(raw []byte) (*Encoder, error) {
-	file, err := ReadTokenizerJSON(raw)
-	if err != nil {
-		return nil, err
-	}
-	return file.Encoder(&file.Description)
 }
 
 // Encoder builds an encoder of the file's vocabulary and merges by a description. Errors name the component.
@@ -400,8 +387,8 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 		_, err := r.raw()
 		return err
 	}
-	m.vocab = vocabIndex{tokens: make([]vocabEntry, 0, min(len(r.data)/96, 1<<19))}
-	err := r.object(func(key []byte) error {
+	m.vocab = newVocabIndex(min(len(r.data)/96, 1<<19))
+	return r.object(func(key []byte) error {
 		text := r.keep(key)
 		id, err := r.integer()
 		if err != nil {
@@ -413,8 +400,6 @@ func (m *modelJSON) readVocab(r *jsonReader) error {
 		m.vocab.add(text, kvblock.Token(id))
 		return nil
 	})
-	m.vocab.index()
-	return err
 }
 
 // parseNormalizer reads the normalizer.

@@ -6,11 +6,10 @@ import (
 	"kvepp/kvblock"
 )
 
-// vocabIndex is a vocabulary in the order of its file, with a hash table from text to token. Only loading uses it:
-// three lookups for each of up to half a million merges. The zero value is empty.
+// vocabIndex is a vocabulary in the order of its file. Only loading uses it.
 type vocabIndex struct {
-	tokens []vocabEntry // in the order of the file, each text once
-	slots  []uint64     // see index
+	tokens []vocabEntry   // each text once
+	places map[string]int // in tokens
 }
 
 type vocabEntry struct {
@@ -18,70 +17,24 @@ type vocabEntry struct {
 	id   kvblock.Token
 }
 
-// add adds a token. find returns it only after a call of index.
+// newVocabIndex returns an empty vocabulary with room for about size tokens.
+func newVocabIndex(size int) vocabIndex {
+	return vocabIndex{make([]vocabEntry, 0, size), make(map[string]int, size)}
+}
+
+// add adds a token. Of equal texts the last counts.
 func (v *vocabIndex) add(text string, id kvblock.Token) {
+	if at, twice := v.places[text]; twice {
+		v.tokens[at].id = id
+		return
+	}
+	v.places[text] = len(v.tokens)
 	v.tokens = append(v.tokens, vocabEntry{text, id})
-}
-
-// index builds the hash table. Of equal texts the last counts. A slot holds the upper half of a text's hash and, below
-// it, the text's index in tokens plus one; 0 is a free slot.
-func (v *vocabIndex) index() {
-	v.slots = make([]uint64, tableSize(len(v.tokens)))
-	kept := 0
-	for _, token := range v.tokens {
-		hash := hashText(token.text)
-		slot := v.search(token.text, hash)
-		if entry := v.slots[slot]; entry != 0 {
-			v.tokens[place(entry)].id = token.id
-			continue
-		}
-		v.tokens[kept] = token
-		kept++
-		v.slots[slot] = hash>>32<<32 | uint64(kept)
-	}
-	v.tokens = v.tokens[:kept]
-}
-
-// place returns the index in tokens that a used slot names.
-func place(entry uint64) int { return int(uint32(entry)) - 1 }
-
-// search returns the slot of a text, or the free slot where it belongs. index must have been called.
-func (v *vocabIndex) search(text string, hash uint64) int {
-	mask := len(v.slots) - 1
-	for slot := int(hash) & mask; ; slot = (slot + 1) & mask {
-		entry := v.slots[slot]
-		if entry == 0 || (entry^hash)>>32 == 0 && v.tokens[place(entry)].text == text {
-			return slot
-		}
-	}
-}
-
-// touch reads the memory that find will read first for a hash. what is 0 for the slot, 1 for the token that the slot
-// names, or 2 for that token's text. Touching the same level for many hashes in a row overlaps their cache misses.
-func (v *vocabIndex) touch(hash uint64, what int) uint64 {
-	entry := v.slots[int(hash)&(len(v.slots)-1)]
-	if what == 0 || entry == 0 {
-		return entry
-	}
-	token := &v.tokens[place(entry)]
-	if what == 1 || token.text == "" {
-		return uint64(token.id)
-	}
-	return uint64(token.text[0])
-}
-
-// find returns a text's index in tokens. hash is its hashText.
-func (v *vocabIndex) find(text string, hash uint64) (at int, found bool) {
-	if len(v.slots) == 0 {
-		return 0, false
-	}
-	entry := v.slots[v.search(text, hash)]
-	return place(entry), entry != 0
 }
 
 // id returns the token of a text.
 func (v *vocabIndex) id(text string) (kvblock.Token, bool) {
-	at, found := v.find(text, hashText(text))
+	at, found := v.places[text]
 	if !found {
 		return 0, false
 	}
@@ -94,17 +47,6 @@ func (v *vocabIndex) highestID() (highest kvblock.Token) {
 		highest = max(highest, v.tokens[i].id)
 	}
 	return highest
-}
-
-// findNear is find for a text that is probably at this index or the next: files list merges in the order of their
-// results.
-func (v *vocabIndex) findNear(text string, near int) (at int, found bool) {
-	for at := near; at < near+2 && at < len(v.tokens); at++ {
-		if v.tokens[at].text == text {
-			return at, true
-		}
-	}
-	return v.find(text, hashText(text))
 }
 
 // alias returns a string that shares the memory of b. It is valid until b changes.

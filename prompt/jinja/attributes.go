@@ -17,48 +17,43 @@ type namespace struct{ values *values.Dict }
 
 // set sets an attribute. Python's sandbox hides names that begin with an underscore. Transformers 5.23 rejects these
 // names, but no engine has it yet.
-func (n *namespace) set(x *execution, name string, value any) error {
+func (n *namespace) set(x *execution, name string, value any) {
 	if _, exists := n.values.Get(name); !exists {
-		if err := x.alloc(entrySize); err != nil {
-			return err
-		}
+		x.alloc(entrySize)
 	}
 	n.values.Set(name, value)
-	return nil
 }
 
 // attribute is v.name. Attributes and methods take precedence over items.
-func (x *execution) attribute(v any, name string) (any, error) {
+func (x *execution) attribute(v any, name string) any {
 	if u, ok := v.(Undefined); ok {
-		return nil, u.err()
+		panic(failure{u.err()})
 	}
-	if found, ok, err := x.typeAttribute(v, name); ok || err != nil {
-		return found, err
+	if found, ok := x.typeAttribute(v, name); ok {
+		return found
 	}
 	if v == any(dictType) && !x.mini {
-		return v, nil // dict[name], a types.GenericAlias; a call of it makes a dict
+		return v // dict[name], a types.GenericAlias; a call of it makes a dict
 	}
 	if d, ok := v.(*values.Dict); ok &&
 		(x.mini || !strings.HasPrefix(name, "__") || !slices.Contains(dictInternals, name)) {
 		if value, ok := d.Get(name); ok {
-			return value, nil
+			return value
 		}
 	}
-	return Undefined{Name: name, missingFrom: kindName(v)}, nil
+	return Undefined{Name: name, missingFrom: kindName(v)}
 }
 
 // item is v[key]. Items take precedence; then, if key is a name, attributes and methods.
-func (x *execution) item(v, key any) (any, error) {
+func (x *execution) item(v, key any) any {
 	switch c := v.(type) {
 	case Undefined:
-		return nil, c.err()
+		panic(failure{c.err()})
 	case *values.Dict:
 		if hashable(key) {
-			if err := x.chargeLookup(key); err != nil {
-				return nil, err
-			}
+			x.chargeLookup(key)
 			if value, ok := c.Lookup(key); ok {
-				return value, nil
+				return value
 			}
 		}
 	case *values.List:
@@ -71,17 +66,16 @@ func (x *execution) item(v, key any) (any, error) {
 				n += len(c.Items)
 			}
 			if n >= 0 && n < len(c.Items) {
-				return c.Items[n], nil
+				return c.Items[n]
 			}
 		}
 	case *function:
 		if c == dictType && !x.mini {
-			return c, nil // as in attribute
+			return c // as in attribute
 		}
 	case markup:
 		if n, ok := smallInt(key); ok {
-			v, err := x.character(string(c), n)
-			return marked(v), err
+			return marked(x.character(string(c), n))
 		}
 	case string:
 		if n, ok := smallInt(key); ok {
@@ -89,37 +83,31 @@ func (x *execution) item(v, key any) (any, error) {
 		}
 	}
 	if name, ok := textOf(key); ok {
-		if found, ok, err := x.typeAttribute(v, name); ok || err != nil {
-			return found, err
+		if found, ok := x.typeAttribute(v, name); ok {
+			return found
 		}
-		return Undefined{Name: name, missingFrom: kindName(v)}, nil
+		return Undefined{Name: name, missingFrom: kindName(v)}
 	}
 	if isNumber(key) {
-		text, err := x.str(key)
-		return Undefined{Name: text, missingFrom: kindName(v)}, err
+		return Undefined{Name: x.str(key), missingFrom: kindName(v)}
 	}
-	return Undefined{Name: kindName(key), missingFrom: kindName(v)}, nil
+	return Undefined{Name: kindName(key), missingFrom: kindName(v)}
 }
 
 // character is text[n].
-func (x *execution) character(text string, n int) (any, error) {
+func (x *execution) character(text string, n int) any {
 	if n < 0 {
-		if err := x.chargeBytes(len(text)); err != nil {
-			return nil, err
-		}
+		x.chargeBytes(len(text))
 		n += utf8.RuneCountInString(text)
 	}
 	if n >= 0 && n < len(text) {
-		at, err := x.offset(text, n)
-		if err != nil {
-			return nil, err
-		}
+		at := x.offset(text, n)
 		if at < len(text) {
 			r, _ := utf8.DecodeRuneInString(text[at:])
-			return character(r), nil
+			return character(r)
 		}
 	}
-	return Undefined{Name: "index", missingFrom: "str"}, nil
+	return Undefined{Name: "index", missingFrom: "str"}
 }
 
 // dictInternals are the names that every dict has for Python's own use. The sandbox hides them, even from a key.
@@ -140,12 +128,12 @@ var otherAttributes = map[string][]string{
 }
 
 // typeAttribute returns an attribute or method that belongs to the value's type.
-func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err error) {
+func (x *execution) typeAttribute(v any, name string) (found any, ok bool) {
 	var methods map[string]builtin
 	switch v.(type) {
 	case string, *values.Dict, *values.List:
 		if x.mini { // methods are not attributes; see applyMini
-			return nil, false, nil
+			return nil, false
 		}
 	}
 	call := callNamed
@@ -166,13 +154,13 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	case *function:
 		if _, exists := dictMethods[name]; exists && c == dictType && !x.mini {
 			if methods = dictMethods; name != "fromkeys" {
-				return nil, false, unsupported("the attribute %s of dict", name)
+				panic(failure{unsupported("the attribute %s of dict", name)})
 			}
 		}
 	case *namespace:
 		found, ok = c.values.Get(name)
 		if !ok || x.mini || !strings.HasPrefix(name, "_") {
-			return found, ok, nil
+			return found, ok
 		}
 	case *loop:
 		return c.attribute(x, name)
@@ -180,9 +168,9 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 	method, isMethod := methods[name]
 	if !ok && !isMethod {
 		if _, isDict := v.(*values.Dict); !isDict && slices.Contains(otherAttributes[kindName(v)], name) {
-			return nil, false, unsupported("the attribute %s of a %s", name, kindName(v))
+			panic(failure{unsupported("the attribute %s of a %s", name, kindName(v))})
 		}
-		return nil, false, nil
+		return nil, false
 	}
 	if method == nil {
 		// The sandbox hides private names, and the immutable one methods that would change a list or dict.
@@ -190,97 +178,67 @@ func (x *execution) typeAttribute(v any, name string) (found any, ok bool, err e
 			Name:        name,
 			missingFrom: kindName(v),
 			reason:      fmt.Sprintf("access to attribute '%s' of '%s' object is unsafe", name, kindName(v)),
-		}, true, nil
+		}, true
 	}
-	return &function{name: name, call: func(x *execution, a *arguments) (any, error) {
+	return &function{name: name, call: func(x *execution, a *arguments) any {
 		return call(x, name, method, v, a)
-	}}, true, nil
+	}}, true
 }
 
 // attribute returns an attribute of the variable loop. Some need items that the loop has not reached.
-func (l *loop) attribute(x *execution, name string) (v any, ok bool, err error) {
+func (l *loop) attribute(x *execution, name string) (v any, ok bool) {
 	more, i := false, int64(l.index)
 	switch name {
 	case "revindex", "revindex0", "length":
-		_, err = l.has(x, math.MaxInt)
+		l.has(x, math.MaxInt)
 	case "last", "nextitem":
-		more, err = l.has(x, l.index+1)
-	}
-	if err != nil {
-		return nil, false, err
+		more = l.has(x, l.index+1)
 	}
 	n := int64(len(l.items))
 	switch name {
 	case "index":
-		return i + 1, true, nil
+		return i + 1, true
 	case "index0":
-		return i, true, nil
+		return i, true
 	case "revindex":
-		return n - i, true, nil
+		return n - i, true
 	case "revindex0":
-		return n - i - 1, true, nil
+		return n - i - 1, true
 	case "first":
-		return i == 0, true, nil
+		return i == 0, true
 	case "last":
-		return !more, true, nil
+		return !more, true
 	case "length":
-		return n, true, nil
+		return n, true
 	case "depth":
-		return int64(l.depth + 1), true, nil
+		return int64(l.depth + 1), true
 	case "depth0":
-		return int64(l.depth), true, nil
+		return int64(l.depth), true
 	case "previtem":
 		if i == 0 {
-			return Undefined{Name: name, reason: "there is no previous item"}, true, nil
+			return Undefined{Name: name, reason: "there is no previous item"}, true
 		}
-		return l.items[i-1], true, nil
+		return l.items[i-1], true
 	case "nextitem":
 		if !more {
-			return Undefined{Name: name, reason: "there is no next item"}, true, nil
+			return Undefined{Name: name, reason: "there is no next item"}, true
 		}
-		return l.items[i+1], true, nil
-	case "cycle":
-		return &function{name: name, call: l.cycle}, true, nil
-	case "changed":
-		return &function{name: name, call: l.hasChanged}, true, nil
+		return l.items[i+1], true
+	case "cycle", "changed":
+		return &function{name: name, call: globalUnsupported}, true
 	}
-	return nil, false, nil
-}
-
-func (l *loop) cycle(_ *execution, a *arguments) (any, error) {
-	if len(a.names) > 0 || len(a.positional) == 0 {
-		return nil, errors.New("cycle: no items for cycling given")
-	}
-	return a.positional[l.index%len(a.positional)], nil
-}
-
-func (l *loop) hasChanged(x *execution, a *arguments) (any, error) {
-	if len(a.names) > 0 {
-		return nil, errors.New("changed: takes no keyword arguments")
-	}
-	if err := x.chargeList(len(a.positional)); err != nil {
-		return nil, err
-	}
-	now := newTuple(a.positional...)
-	if l.changed != nil {
-		same, err := x.equal(l.changed, now)
-		if err != nil || same {
-			return false, err
-		}
-	}
-	l.changed = now
-	return true, nil
+	return nil, false
 }
 
 // slice is v[start:stop:step].
-func (x *execution) slice(v any, bounds [3]any) (any, error) {
+func (x *execution) slice(v any, bounds [3]any) any {
 	if x.mini {
-		if v, done, err := x.miniSlice(v, bounds); done {
-			return v, err
+		if v, done := x.miniSlice(v, bounds); done {
+			return v
 		}
 	}
 	if u, ok := v.(Undefined); ok {
-		return nil, u.err()
+		panic(failure{u.err()})
 	}
 	var set [3]bool
 	var at [3]int
@@ -300,7 +258,7 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 				}
 			}
 			if !ok {
-				return nil, unsupported("a slice of a %s with these indices", kindName(v))
+				panic(failure{unsupported("a slice of a %s with these indices", kindName(v))})
 			}
 			at[i], set[i] = index, true
 		}
@@ -308,13 +266,12 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 	step := 1
 	if set[2] {
 		if step = at[2]; step == 0 {
-			return nil, errors.New("slice step cannot be zero")
+			panic(failure{errors.New("slice step cannot be zero")})
 		}
 	}
 	switch c := v.(type) {
 	case markup:
-		s, err := x.sliceString(string(c), at, set, step)
-		return marked(s), err
+		return marked(x.sliceString(string(c), at, set, step))
 	case string:
 		return x.sliceString(c, at, set, step)
 	case *values.List:
@@ -332,54 +289,40 @@ func (x *execution) slice(v any, bounds [3]any) (any, error) {
 			n = (start-stop-1)/-step + 1
 		}
 		if step == 1 { // lists never change, so that the slice can share the memory
-			if err := x.chargeList(0); err != nil {
-				return nil, err
-			}
+			x.chargeList(0)
 			start = min(start, len(c.Items))
-			return &values.List{Kind: kind, Items: c.Items[start : start+n : start+n]}, nil
+			return &values.List{Kind: kind, Items: c.Items[start : start+n : start+n]}
 		}
-		if err := x.chargeList(n); err != nil {
-			return nil, err
-		}
+		x.chargeList(n)
 		out := &values.List{Kind: kind, Items: make([]any, 0, n)}
 		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
 			out.Items = append(out.Items, c.Items[i])
 		}
-		return out, nil
+		return out
 	}
-	return nil, unsupported("a slice of a %s with these indices", kindName(v))
+	panic(failure{unsupported("a slice of a %s with these indices", kindName(v))})
 }
 
-func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any, error) {
-	if err := x.chargeBytes(len(s)); err != nil {
-		return nil, err
-	}
+func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) any {
+	x.chargeBytes(len(s))
 	n := utf8.RuneCountInString(s)
 	start, stop := sliceBounds(n, at, set, step)
 	if step == 1 && n == len(s) { // ASCII
-		return s[start:max(start, stop)], nil
+		return s[start:max(start, stop)]
 	}
 	if step == 1 {
-		from, err := x.offset(s, start)
-		if err != nil {
-			return nil, err
-		}
-		size, err := x.offset(s[from:], max(stop-start, 0))
-		return s[from : from+size], err
+		from := x.offset(s, start)
+		size := x.offset(s[from:], max(stop-start, 0))
+		return s[from : from+size]
 	}
-	w, err := x.rewrite(s)
-	if err != nil {
-		return nil, err
-	}
+	w := x.rewrite(s)
 	// One pass over s, forwards or backwards. next is the position of the next character to take.
 	i, next := 0, start
 	if step < 0 {
 		i = n - 1
 	}
 	for done := 0; done < len(s) && (step > 0 && i < stop || step < 0 && i > stop); {
-		if err := w.at(done); err != nil {
-			return nil, err
-		}
+		w.at(done)
 		var r rune
 		var size int
 		if step > 0 {
@@ -402,21 +345,19 @@ func (x *execution) sliceString(s string, at [3]int, set [3]bool, step int) (any
 }
 
 // offset returns the byte position of character n of s; len(s) if there is none.
-func (x *execution) offset(s string, n int) (int, error) {
+func (x *execution) offset(s string, n int) int {
 	if n <= 0 {
-		return 0, nil
+		return 0
 	}
 	count := x.meter(s)
 	for i := range s {
-		if err := count.at(i); err != nil {
-			return 0, err
-		}
+		count.at(i)
 		if n == 0 {
-			return i, nil
+			return i
 		}
 		n--
 	}
-	return len(s), nil
+	return len(s)
 }
 
 // sliceBounds returns the first position of a slice of n items, and the position before which it stops.

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -89,6 +88,9 @@ func (d Dialect) test(name string) (builtin, bool) {
 			return f, true
 		}
 	}
+	if slices.Contains(missingTests, name) {
+		return unsupportedFilter, true
+	}
 	f, ok := tests[name]
 	return f, ok
 }
@@ -99,36 +101,28 @@ var miniFilters, miniTests, miniStringMethods, miniDictMethods map[string]builti
 
 func init() {
 	miniFilters = map[string]builtin{
-		"attr":        func(x *execution, v any, a *arguments) (any, error) { return miniAttr(x, v, a) },
-		"capitalize":  asciiFilter("capitalize"),
-		"center":      unsupportedFilter,
-		"d":           miniDefault,
-		"default":     miniDefault,
-		"e":           unsupportedFilter,
-		"escape":      unsupportedFilter,
-		"float":       miniNumber("float"),
-		"forceescape": unsupportedFilter,
-		"format":      unsupportedFilter,
-		"from_json":   miniFromJSON,
-		"fromjson":    miniFromJSON,
-		"indent":      miniIndent,
-		"int":         miniNumber("int"),
-		"length":      miniLength,
-		"max":         miniExtreme("max"),
-		"min":         miniExtreme("min"),
-		"round":       miniRound,
-		"safe":        filterString,
-		"title":       miniTitle,
-		"tojson":      miniToJSON,
-		"truncate":    unsupportedFilter,
-		"urlencode":   unsupportedFilter,
-		"wordcount":   unsupportedFilter,
+		"capitalize": asciiFilter("capitalize"),
+		"d":          miniDefault,
+		"default":    miniDefault,
+		"e":          unsupportedFilter,
+		"escape":     unsupportedFilter,
+		"float":      miniNumber("float"),
+		"format":     unsupportedFilter,
+		"from_json":  miniFromJSON,
+		"fromjson":   miniFromJSON,
+		"indent":     miniIndent,
+		"int":        miniNumber("int"),
+		"length":     miniLength,
+		"max":        miniExtreme("max"),
+		"min":        miniExtreme("min"),
+		"round":      miniRound,
+		"safe":       filterString,
+		"title":      miniTitle,
+		"tojson":     miniToJSON,
 	}
 	miniTests = map[string]builtin{
-		"callable": unsupportedFilter,
 		"escaped":  unsupportedFilter,
 		"iterable": kindTest(func(v any) bool { return v == nil || isIterable(v) }),
-		"lower":    miniCaseTest(unicode.IsLower),
 		"number": kindTest(func(v any) bool {
 			_, isBool := v.(bool)
 			return !isBool && isNumber(v)
@@ -144,21 +138,20 @@ func init() {
 			}
 			return false
 		}),
-		"upper": miniCaseTest(unicode.IsUpper),
 	}
 	miniStringMethods = map[string]builtin{
-		"capitalize": miniTextMethod(miniFilters["capitalize"]),
+		"capitalize": miniFilters["capitalize"],
 		"find":       miniFind(strings.Index),
 		"format":     miniFormat,
-		"isalnum":    miniRunes(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }),
+		"isalnum":    unsupportedMethod,
 		"isalpha":    miniRunes(unicode.IsLetter),
 		"isdigit":    miniRunes(unicode.IsNumber),
-		"islower":    miniRunes(unicode.IsLower),
-		"isnumeric":  miniRunes(unicode.IsNumber),
-		"isupper":    miniRunes(unicode.IsUpper),
+		"islower":    unsupportedMethod,
+		"isnumeric":  unsupportedMethod,
+		"isupper":    unsupportedMethod,
 		"join":       miniJoin,
 		"rfind":      miniFind(strings.LastIndex),
-		"title":      miniTextMethod(miniTitle),
+		"title":      miniTitle,
 	}
 	miniDictMethods = map[string]builtin{
 		"get":    methodGet,
@@ -171,41 +164,36 @@ func init() {
 // miniStringMethod returns a method of strings, or nil. The methods named here are Python's.
 func miniStringMethod(name string) builtin {
 	switch name {
-	case "count", "endswith", "isascii", "isspace", "lower", "lstrip", "replace", "rstrip", "split", "splitlines",
+	case "count", "endswith", "isspace", "lower", "lstrip", "replace", "rstrip", "split", "splitlines",
 		"startswith", "strip", "upper":
 		return stringMethods[name]
 	}
 	return miniStringMethods[name]
 }
 
-func unsupportedFilter(*execution, any, *arguments) (any, error) {
-	return nil, unsupported("this filter, test or method")
+func unsupportedFilter(*execution, any, *arguments) any {
+	panic(failure{unsupported("this filter, test or method")})
 }
 
 // callFilter calls a filter.
-func (x *execution) callFilter(name string, f builtin, v any, a *arguments) (any, error) {
+func (x *execution) callFilter(name string, f builtin, v any, a *arguments) any {
 	if !x.mini {
 		return x.callMarked(name, f, v, a)
 	}
-	result, err := callNamed(x, name, f, v, a)
+	result := callNamed(x, name, f, v, a)
 	if l, ok := result.(*values.List); ok && (name == "items" || name == "reverse") {
 		l.Kind = values.View
 	}
-	return result, err
+	return result
 }
 
 // applyMini calls a method of a value in MiniJinja.
-func (l *methodLink) applyMini(s *scope, v any) (any, error) {
-	a, err := l.arguments.eval(s)
-	if err != nil {
-		return nil, err
-	}
+func (l *methodLink) applyMini(s *scope, v any) any {
+	a := l.arguments.eval(s)
 	var method builtin
 	switch c := v.(type) {
 	case string:
-		if err := s.x.step(1); err != nil {
-			return nil, err
-		}
+		s.x.step(1)
 		method = miniStringMethod(l.name)
 	case *values.Dict:
 		if method = miniDictMethods[l.name]; method == nil {
@@ -218,14 +206,10 @@ func (l *methodLink) applyMini(s *scope, v any) (any, error) {
 			method = methodListCount
 		}
 	default:
-		f, err := s.x.attribute(v, l.name)
-		if err != nil {
-			return nil, err
-		}
-		return s.x.call(f, a)
+		return s.x.call(s.x.attribute(v, l.name), a)
 	}
 	if method == nil {
-		return nil, fmt.Errorf("%s has no method named %s", kindName(v), l.name)
+		panic(failure{fmt.Errorf("%s has no method named %s", kindName(v), l.name)})
 	}
 	return callNamed(s.x, l.name, method, v, a)
 }
@@ -240,71 +224,59 @@ func allLiterals(items []expression) bool {
 }
 
 // miniDefault evaluates a macro's default value in the scope that defines the macro.
-func (m *macro) miniDefault(s *scope, fallback expression) (any, error) {
+func (m *macro) miniDefault(s *scope, fallback expression) any {
 	outer := &scope{x: s.x, frame: s.frame.parent, out: s.out}
 	return fallback.eval(outer)
 }
 
 // display is the text of a value that becomes part of another text. In MiniJinja such floats have no exponent.
-func (x *execution) display(v any) (string, error) {
+func (x *execution) display(v any) string {
 	if f, ok := v.(float64); ok && x.mini && !math.IsInf(f, 0) {
 		if math.IsNaN(f) {
-			return "NaN", nil
+			return "NaN"
 		}
 		text := strconv.FormatFloat(f, 'f', -1, 64)
 		if !strings.Contains(text, ".") {
 			text += ".0"
 		}
-		return text, nil
+		return text
 	}
 	return x.str(v)
 }
 
 // miniDebug is the text of a value within a list or dict, in the format of Rust's Debug. ok is false for lists and
 // dicts, and for values whose text is the same in Python.
-func miniDebug(v any) (text string, ok bool, err error) {
+func miniDebug(v any) (text string, ok bool) {
 	switch c := v.(type) {
 	case float64:
 		a := math.Abs(c)
 		switch {
 		case math.IsNaN(c):
-			return "NaN", true, nil
+			return "NaN", true
 		case a != 0 && (a < 1e-4 || a >= 1e16) && !math.IsInf(c, 0):
 			text = strconv.FormatFloat(c, 'e', -1, 64)
 			mantissa, exponent, _ := strings.Cut(text, "e")
 			n, _ := strconv.Atoi(exponent)
-			return mantissa + "e" + strconv.Itoa(n), true, nil
+			return mantissa + "e" + strconv.Itoa(n), true
 		}
-		return "", false, nil
+		return "", false
 	case Undefined:
-		return "undefined", true, nil
+		return "undefined", true
 	case *loop, *function:
-		return "", false, unsupported("printing a %s", kindName(v))
+		panic(failure{unsupported("printing a %s", kindName(v))})
 	}
-	return "", false, nil
+	return "", false
 }
 
 // debugString writes a string in the format of Rust's Debug.
-func (x *execution) debugString(out *output, s string) error {
-	if err := out.write(`"`); err != nil {
-		return err
-	}
-	var unknown error
-	err := out.writeEach(s, func(to []byte, s string) []byte {
-		to, err := appendDebug(to, s)
-		if unknown == nil {
-			unknown = err
-		}
-		return to
-	})
-	if err != nil || unknown != nil {
-		return cmp.Or(err, unknown)
-	}
-	return out.write(`"`)
+func (x *execution) debugString(out *output, s string) {
+	out.write(`"`)
+	out.writeEach(s, appendDebug)
+	out.write(`"`)
 }
 
 // appendDebug appends s in the format of Rust's Debug, without the quotes.
-func appendDebug(b []byte, s string) ([]byte, error) {
+func appendDebug(b []byte, s string) []byte {
 	for _, r := range s {
 		switch {
 		case r == '"' || r == '\\':
@@ -325,97 +297,89 @@ func appendDebug(b []byte, s string) ([]byte, error) {
 		case unicode.In(r, unicode.L, unicode.N, unicode.P, unicode.S):
 			b = utf8.AppendRune(b, r)
 		default: // some of Mc, and characters that a newer Unicode may assign
-			return b, unsupported("printing U+%04X within a list or dict", r)
+			panic(failure{unsupported("printing U+%04X within a list or dict", r)})
 		}
 	}
-	return b, nil
+	return b
 }
 
 // miniArithmetic computes where MiniJinja differs from Python; done is false for other cases.
-func miniArithmetic(op string, left, right any) (v any, done bool, err error) {
+func miniArithmetic(op string, left, right any) (v any, done bool) {
 	_, leftText := left.(string)
 	switch op {
 	case "%", "//", "/", "**":
 	default:
-		return nil, false, nil
+		return nil, false
 	}
 	if leftText {
-		return nil, true, unsupportedOperands(op, left, right)
+		panic(failure{unsupportedOperands(op, left, right)})
 	}
 	b, bNumber := asFloat(right)
 	a, aNumber := asFloat(left)
 	if !aNumber || !bNumber {
-		return nil, false, nil
+		return nil, false
 	}
 	_, leftFloat := left.(float64)
 	_, rightFloat := right.(float64)
 	switch {
 	case op == "**" && b < 0, op != "**" && b == 0:
-		return nil, true, unsupported("%v %s %v", left, op, right)
+		panic(failure{unsupported("%v %s %v", left, op, right)})
 	case op == "%" && (leftFloat || rightFloat):
-		return math.Mod(a, b), true, nil
+		return math.Mod(a, b), true
 	case (op == "//" || op == "%") && b < 0:
-		return nil, true, unsupported("%v %s %v", left, op, right)
+		panic(failure{unsupported("%v %s %v", left, op, right)})
 	}
-	return nil, false, nil
+	return nil, false
 }
 
 // miniSlice slices values that Python cannot slice; done is false for other cases.
-func (x *execution) miniSlice(v any, bounds [3]any) (out any, done bool, err error) {
+func (x *execution) miniSlice(v any, bounds [3]any) (out any, done bool) {
 	for _, b := range bounds {
 		if _, ok := b.(int64); b != nil && !ok {
-			return nil, true, unsupported("a slice with a bound of %s", kindName(b))
+			panic(failure{unsupported("a slice with a bound of %s", kindName(b))})
 		}
 	}
 	empty := false
 	switch c := v.(type) {
 	case nil, Undefined:
-		return &values.List{Kind: values.View}, true, nil
+		return &values.List{Kind: values.View}, true
 	case string:
 		empty = c == ""
 	case *values.List:
 		empty = len(c.Items) == 0
 	default:
-		return nil, true, fmt.Errorf("value of type %s cannot be sliced", kindName(v))
+		panic(failure{fmt.Errorf("value of type %s cannot be sliced", kindName(v))})
 	}
 	if step, ok := bounds[2].(int64); ok && step < 0 && (step != -1 || bounds[0] != nil || bounds[1] != nil || empty) {
-		return nil, true, unsupported("a slice with a negative step")
+		panic(failure{unsupported("a slice with a negative step")})
 	}
-	return nil, false, nil
+	return nil, false
 }
 
 // miniStrftime rejects directives that the Rust crate chrono formats differently from the C library.
-func miniStrftime(format string) error {
+func miniStrftime(format string) {
 	for rest := format; ; {
 		_, directive, found := strings.Cut(rest, "%")
 		if !found {
-			return nil
+			return
 		}
 		directive = strings.TrimPrefix(directive, "-")
 		if directive == "" || !strings.ContainsRune("aAbBdeFHhIjmMpRSTyY%", rune(directive[0])) {
-			return unsupported("strftime_now(%q)", format)
+			panic(failure{unsupported("strftime_now(%q)", format)})
 		}
 		rest = directive[1:]
 	}
 }
 
-func miniAttr(x *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("name")
-	if err != nil {
-		return nil, err
-	}
-	return x.item(v, p[0])
-}
-
 // miniDefault is the filter default. The keyword argument boolean counts as true with any value.
-func miniDefault(x *execution, v any, a *arguments) (any, error) {
+func miniDefault(x *execution, v any, a *arguments) any {
 	if len(a.names) == 0 {
 		return filterDefault(x, v, a)
 	}
 	if len(a.names) == 1 && a.names[0] == "boolean" && len(a.positional) == 1 {
 		return filterDefault(x, v, &arguments{positional: []any{a.positional[0], true}})
 	}
-	return nil, unsupported("the filter default with arguments by name")
+	panic(failure{unsupported("the filter default with arguments by name")})
 }
 
 // miniNumber is the filter int or float. MiniJinja's fail where Python's return a default.
@@ -424,9 +388,9 @@ func miniNumber(kind string) builtin {
 	if kind == "float" {
 		python = filterFloat
 	}
-	return func(x *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) any {
 		if len(a.names)+len(a.positional) > 0 {
-			return nil, unsupported("the filter %s with arguments", kind)
+			panic(failure{unsupported("the filter %s with arguments", kind)})
 		}
 		switch c := v.(type) {
 		case int64, bool:
@@ -440,85 +404,70 @@ func miniNumber(kind string) builtin {
 				return python(x, v, a)
 			}
 		}
-		return nil, unsupported("the filter %s of this value", kind)
+		panic(failure{unsupported("the filter %s of this value", kind)})
 	}
 }
 
-func miniLength(x *execution, v any, a *arguments) (any, error) {
+func miniLength(x *execution, v any, a *arguments) any {
 	switch v.(type) {
 	case string, *values.List, *values.Dict:
 		return filterLength(x, v, a)
 	case nil, bool, int64, float64, Undefined:
-		return int64(0), nil
+		return int64(0)
 	}
-	return nil, unsupported("the length of a %s", kindName(v))
+	panic(failure{unsupported("the length of a %s", kindName(v))})
 }
 
 // miniExtreme is the filter min or max. MiniJinja's are case-sensitive.
 func miniExtreme(kind string) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) {
+	return func(x *execution, v any, a *arguments) any {
 		if len(a.names)+len(a.positional) > 0 {
-			return nil, unsupported("the filter %s with arguments", kind)
+			panic(failure{unsupported("the filter %s with arguments", kind)})
 		}
 		return filters[kind](x, v, &arguments{positional: []any{true}})
 	}
 }
 
 // miniRound rounds halves away from zero and does not change integers.
-func miniRound(_ *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("precision=")
-	if err != nil {
-		return nil, err
-	}
-	places, err := wantInt("precision", p[0], 0)
-	if err != nil || places < 0 || places > 15 {
-		return nil, unsupported("the filter round with this precision")
+func miniRound(_ *execution, v any, a *arguments) any {
+	p := a.bind("precision=")
+	places, ok := smallInt(orDefault(p[0], int64(0)))
+	if !ok || places < 0 || places > 15 {
+		panic(failure{unsupported("the filter round with this precision")})
 	}
 	switch c := v.(type) {
 	case int64:
-		return c, nil
+		return c
 	case float64:
 		scale := math.Pow10(places)
-		return math.Round(scale*c) / scale, nil
+		return math.Round(scale*c) / scale
 	}
-	return nil, fmt.Errorf("type %s cannot be rounded", kindName(v))
+	panic(failure{fmt.Errorf("type %s cannot be rounded", kindName(v))})
 }
 
 func asciiFilter(name string) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) {
-		s, err := x.display(v)
-		if err != nil {
-			return nil, err
-		}
+	return func(x *execution, v any, a *arguments) any {
+		s := x.display(v)
 		if !isASCII(s) {
-			return nil, unsupported("the filter %s of more than ASCII", name)
+			panic(failure{unsupported("the filter %s of more than ASCII", name)})
 		}
 		return filters[name](x, s, a)
 	}
 }
 
 // miniTitle starts words after white space and punctuation.
-func miniTitle(x *execution, v any, a *arguments) (any, error) {
-	if _, err := a.bind(); err != nil {
-		return nil, err
-	}
-	s, err := x.display(v)
-	if err != nil {
-		return nil, err
-	}
+func miniTitle(x *execution, v any, a *arguments) any {
+	a.bind()
+	s := x.display(v)
 	if !isASCII(s) {
-		return nil, unsupported("the filter title of more than ASCII")
+		panic(failure{unsupported("the filter title of more than ASCII")})
 	}
-	if err := x.chargeString(len(s)); err != nil {
-		return nil, err
-	}
+	x.chargeString(len(s))
 	count := x.meter(s)
 	b := []byte(s)
 	start := true
 	for i, c := range b {
-		if err := count.at(i); err != nil {
-			return nil, err
-		}
+		count.at(i)
 		word := isDigit(c) || c|0x20 >= 'a' && c|0x20 <= 'z'
 		switch {
 		case word && start:
@@ -528,11 +477,7 @@ func miniTitle(x *execution, v any, a *arguments) (any, error) {
 		}
 		start = !word && c >= 0x20 && c != 0x7F || c == ' ' || c >= '\t' && c <= '\r'
 	}
-	return unsafe.String(unsafe.SliceData(b), len(b)), nil
-}
-
-func miniTextMethod(f builtin) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) { return f(x, v, a) }
+	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
 const (
@@ -542,57 +487,42 @@ const (
 	fromJSONMemory = 32
 )
 
-func miniFromJSON(x *execution, v any, a *arguments) (any, error) {
-	if _, err := a.bind(); err != nil {
-		return nil, err
-	}
+func miniFromJSON(x *execution, v any, a *arguments) any {
+	a.bind()
 	s, ok := v.(string)
 	if !ok {
-		return v, nil
+		return v
 	}
 	if len(s) > mostFromJSON {
-		return nil, fmt.Errorf("%w: fromjson of more than %d bytes", ErrLimit, mostFromJSON)
+		panic(failure{fmt.Errorf("%w: fromjson of more than %d bytes", ErrLimit, mostFromJSON)})
 	}
-	if err := x.step(1 + len(s)); err != nil {
-		return nil, err
-	}
-	if err := x.alloc(fromJSONMemory * len(s)); err != nil {
-		return nil, err
-	}
+	x.step(1 + len(s))
+	x.alloc(fromJSONMemory * len(s))
 	parsed, err := values.ParseJSON([]byte(s))
 	if err != nil {
-		return nil, unsupported("%v", err)
+		panic(failure{unsupported("%v", err)})
 	}
-	return parsed, values.CheckRustNumbers(parsed)
+	if err := values.CheckRustNumbers(parsed); err != nil {
+		panic(failure{err})
+	}
+	return parsed
 }
 
 // miniIndent removes one line end at the end of the text. Only \n separates lines.
-func miniIndent(x *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("width=", "first=", "blank=")
-	if err != nil {
-		return nil, err
-	}
-	s, err := x.display(v)
-	if err != nil {
-		return nil, err
-	}
-	width, err := wantInt("width", p[0], 4)
-	if err != nil || width < 0 {
-		return nil, unsupported("the filter indent with this width")
+func miniIndent(x *execution, v any, a *arguments) any {
+	p := a.bind("width=", "first=", "blank=")
+	s := x.display(v)
+	width, ok := smallInt(orDefault(p[0], int64(4)))
+	if !ok || width < 0 {
+		panic(failure{unsupported("the filter indent with this width")})
 	}
 	first, blank := orDefault(p[1], false) == true, orDefault(p[2], false) == true
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r")
-	split, err := x.split(s, "\n", -1, false)
-	if err != nil {
-		return nil, err
-	}
-	lines := split.Items
+	lines := x.split(s, "\n", -1, false).Items
 	if width > x.limits.OutputBytes/len(lines) {
-		return nil, x.chargeString(x.limits.OutputBytes + 1)
+		x.checkSize(x.limits.OutputBytes + 1)
 	}
-	if err := x.chargeString(len(s) + len(lines)*width); err != nil {
-		return nil, err
-	}
+	x.chargeString(len(s) + len(lines)*width)
 	margin := strings.Repeat(" ", width)
 	var b strings.Builder
 	b.Grow(len(s) + len(lines)*width)
@@ -605,13 +535,13 @@ func miniIndent(x *execution, v any, a *arguments) (any, error) {
 		}
 		b.WriteString(text(line))
 	}
-	return strings.TrimSuffix(b.String(), "\r"), nil
+	return strings.TrimSuffix(b.String(), "\r")
 }
 
 // miniToJSON ignores all arguments except indent.
-func miniToJSON(x *execution, v any, a *arguments) (any, error) {
+func miniToJSON(x *execution, v any, a *arguments) any {
 	if len(a.positional) > 0 {
-		return nil, errors.New("too many arguments")
+		panic(failure{errors.New("too many arguments")})
 	}
 	w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ", ", keySeparator: ": "}
 	indent, _ := a.named("indent")
@@ -620,103 +550,68 @@ func miniToJSON(x *execution, v any, a *arguments) (any, error) {
 		if n < 0 {
 			break
 		}
-		if n > int64(x.limits.OutputBytes) {
-			return nil, x.chargeString(int(n))
-		}
-		if err := x.chargeString(int(n)); err != nil {
-			return nil, err
-		}
+		x.chargeString(int(n))
 		w.indented, w.indent, w.itemSeparator = true, strings.Repeat(" ", int(n)), ","
 	case nil, string:
 	default:
-		return nil, unsupported("tojson(indent=%s)", kindName(indent))
+		panic(failure{unsupported("tojson(indent=%s)", kindName(indent))})
 	}
-	err := w.value(v)
+	err := x.try(func() { w.value(v) })
 	switch {
-	case errors.Is(err, ErrLimit) || x.ctx.Err() != nil:
-		return nil, err
+	case errors.Is(err, ErrLimit) || err != nil && x.ctx.Err() != nil:
+		panic(failure{err})
 	case err != nil:
-		return nil, unsupported("%v", err)
+		panic(failure{unsupported("%v", err)})
 	}
 	return w.out.text()
 }
 
-func miniCaseTest(is func(rune) bool) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) {
-		s, err := x.display(v)
-		if err != nil {
-			return nil, err
-		}
-		return miniRunes(is)(x, s, a)
-	}
-}
-
 // miniRunes tests whether every character satisfies is. An empty text passes.
 func miniRunes(is func(rune) bool) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) {
-		if _, err := a.bind(); err != nil {
-			return nil, err
-		}
+	return func(x *execution, v any, a *arguments) any {
+		a.bind()
 		count := x.meter(text(v))
 		for i, r := range text(v) {
-			if err := count.at(i); err != nil {
-				return nil, err
-			}
+			count.at(i)
 			if !is(r) {
 				if r >= 0x80 { // Rust's Unicode properties differ from Go's tables there
-					return nil, unsupported("the kind of U+%04X", r)
+					panic(failure{unsupported("the kind of U+%04X", r)})
 				}
-				return false, nil
+				return false
 			}
 		}
-		return true, nil
+		return true
 	}
 }
 
 // miniFind returns positions in bytes.
 func miniFind(search func(s, substring string) int) builtin {
-	return func(x *execution, v any, a *arguments) (any, error) {
-		p, err := a.bind("sub")
-		if err != nil {
-			return nil, err
-		}
-		sub, err := wantString("sub", p[0])
-		if err != nil {
-			return nil, err
-		}
-		if err := x.chargeBytes(2 * (len(text(v)) + len(sub))); err != nil {
-			return nil, err
-		}
-		return int64(search(text(v), sub)), nil
+	return func(x *execution, v any, a *arguments) any {
+		p := a.bind("sub")
+		sub := wantString("sub", p[0])
+		x.chargeBytes(2 * (len(text(v)) + len(sub)))
+		return int64(search(text(v), sub))
 	}
 }
 
 // miniJoin joins values of any type.
-func miniJoin(x *execution, v any, a *arguments) (any, error) {
-	p, err := a.bind("iterable")
-	if err != nil {
-		return nil, err
-	}
-	items, err := x.iterate(p[0])
-	if err != nil {
-		return nil, err
-	}
+func miniJoin(x *execution, v any, a *arguments) any {
+	p := a.bind("iterable")
+	items := x.iterate(p[0])
 	return x.join(text(v), items)
 }
 
-func miniFormat(x *execution, v any, a *arguments) (any, error) {
+func miniFormat(x *execution, v any, a *arguments) any {
 	for _, arg := range append(append([]any(nil), a.positional...), a.values...) {
 		switch arg.(type) {
 		case string, int64:
 		default:
-			return nil, unsupported("format of a %s", kindName(arg))
+			panic(failure{unsupported("format of a %s", kindName(arg))})
 		}
 	}
-	if err := x.chargeBytes(2 * len(text(v))); err != nil {
-		return nil, err
-	}
+	x.chargeBytes(2 * len(text(v)))
 	if strings.ContainsAny(text(v), ":!") {
-		return nil, unsupported("a format specification")
+		panic(failure{unsupported("a format specification")})
 	}
 	return methodFormat(x, v, a)
 }

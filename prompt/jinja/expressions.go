@@ -11,16 +11,16 @@ import (
 
 // expression is a part of a template that has a value.
 type expression interface {
-	eval(s *scope) (any, error)
+	eval(s *scope) any
 }
 
 type literal struct{ value any }
 
-func (n literal) eval(*scope) (any, error) { return n.value, nil }
+func (n literal) eval(*scope) any { return n.value }
 
 type variable string
 
-func (n variable) eval(s *scope) (any, error) { return s.get(string(n)) }
+func (n variable) eval(s *scope) any { return s.get(string(n)) }
 
 // sequence is a list or tuple display, as in [a, b].
 type sequence struct {
@@ -28,51 +28,30 @@ type sequence struct {
 	kind  values.ListKind
 }
 
-func (n *sequence) eval(s *scope) (any, error) {
-	if err := s.x.chargeList(len(n.items)); err != nil {
-		return nil, err
-	}
-	items, err := evalAll(s, n.items)
-	return &values.List{Items: items, Kind: n.kind}, err
+func (n *sequence) eval(s *scope) any {
+	s.x.chargeList(len(n.items))
+	return &values.List{Items: evalAll(s, n.items), Kind: n.kind}
 }
 
-func evalAll(s *scope, list []expression) ([]any, error) {
+func evalAll(s *scope, list []expression) []any {
 	values := make([]any, len(list))
 	for i, e := range list {
-		var err error
-		if values[i], err = e.eval(s); err != nil {
-			return nil, err
-		}
+		values[i] = e.eval(s)
 	}
-	return values, nil
+	return values
 }
 
 // dictNode is a dict display, as in {a: b}.
 type dictNode struct{ keys, values []expression }
 
-func (n *dictNode) eval(s *scope) (any, error) {
-	if err := s.x.chargeDict(len(n.keys)); err != nil {
-		return nil, err
-	}
+func (n *dictNode) eval(s *scope) any {
+	s.x.chargeDict(len(n.keys))
 	d := values.NewDict()
 	for i := range n.keys {
-		key, err := n.keys[i].eval(s)
-		if err != nil {
-			return nil, err
-		}
-		value, err := n.values[i].eval(s)
-		if err != nil {
-			return nil, err
-		}
-		if !hashable(key) {
-			return nil, unhashable(key)
-		}
-		if err := s.x.chargeLookup(key); err != nil {
-			return nil, err
-		}
-		d.Put(key, value)
+		key := n.keys[i].eval(s)
+		s.x.put(d, key, n.values[i].eval(s))
 	}
-	return d, nil
+	return d
 }
 
 // conditional is value if c1 else o1 if c2 else o2 ...: the last condition is the outermost.
@@ -86,17 +65,13 @@ type choice struct {
 	otherwise expression // nil means undefined
 }
 
-func (n *conditional) eval(s *scope) (any, error) {
+func (n *conditional) eval(s *scope) any {
 	for _, c := range slices.Backward(n.choices) {
-		v, err := c.condition.eval(s)
-		if err != nil {
-			return nil, err
-		}
-		if truth(v) {
+		if truth(c.condition.eval(s)) {
 			continue
 		}
 		if c.otherwise == nil {
-			return Undefined{reason: "the inline if-expression evaluated to false and no else section was defined"}, nil
+			return Undefined{reason: "the inline if-expression evaluated to false and no else section was defined"}
 		}
 		return c.otherwise.eval(s)
 	}
@@ -109,16 +84,16 @@ type shortCircuit struct {
 	stopAt bool
 }
 
-func (n *shortCircuit) eval(s *scope) (v any, err error) {
+func (n *shortCircuit) eval(s *scope) (v any) {
 	if s.x.mini && allLiterals(n.items) {
-		return nil, unsupported("an \"and\" or \"or\" of constants alone")
+		panic(failure{unsupported("an \"and\" or \"or\" of constants alone")})
 	}
 	for _, item := range n.items {
-		if v, err = item.eval(s); err != nil || truth(v) == n.stopAt {
-			return v, err
+		if v = item.eval(s); truth(v) == n.stopAt {
+			break
 		}
 	}
-	return v, nil
+	return v
 }
 
 // negation is one or more operators not.
@@ -127,9 +102,8 @@ type negation struct {
 	negative bool
 }
 
-func (n *negation) eval(s *scope) (any, error) {
-	v, err := n.value.eval(s)
-	return truth(v) != n.negative, err
+func (n *negation) eval(s *scope) any {
+	return truth(n.value.eval(s)) != n.negative
 }
 
 // operation is an operator and its right operand.
@@ -144,23 +118,16 @@ type comparison struct {
 	rest  []operation
 }
 
-func (n *comparison) eval(s *scope) (any, error) {
-	left, err := n.first.eval(s)
-	if err != nil {
-		return nil, err
-	}
+func (n *comparison) eval(s *scope) any {
+	left := n.first.eval(s)
 	for _, op := range n.rest {
-		right, err := op.operand.eval(s)
-		if err != nil {
-			return nil, err
-		}
-		ok, err := s.x.compare(op.operator, left, right)
-		if err != nil || !ok {
-			return false, err
+		right := op.operand.eval(s)
+		if !s.x.compare(op.operator, left, right) {
+			return false
 		}
 		left = right
 	}
-	return true, nil
+	return true
 }
 
 // arithmetic is a sequence of operators of one precedence, evaluated from left to right.
@@ -169,67 +136,49 @@ type arithmetic struct {
 	rest  []operation
 }
 
-func (n *arithmetic) eval(s *scope) (any, error) {
+func (n *arithmetic) eval(s *scope) any {
 	var buffer [8]string
-	v, texts, err := n.evalTexts(s, buffer[:0])
+	v, texts := n.evalTexts(s, buffer[:0])
 	if texts != nil {
 		return s.x.concatAll(texts)
 	}
-	return v, err
+	return v
 }
 
 // evalTexts evaluates the operators. A sum of only strings is returned as these strings, appended to texts: most sums
 // are printed at once and need not be joined. Any other result is returned as a value with nil texts.
-func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string, error) {
-	v, err := n.first.eval(s)
-	if err != nil {
-		return nil, nil, err
-	}
+func (n *arithmetic) evalTexts(s *scope, texts []string) (any, []string) {
+	v := n.first.eval(s)
 	text, sum := v.(string)
 	texts = append(texts, text)
 	size := len(text)
 	for _, op := range n.rest {
-		right, err := op.operand.eval(s)
-		if err != nil {
-			return nil, nil, err
-		}
+		right := op.operand.eval(s)
 		if text, ok := right.(string); ok && sum && op.operator == "+" {
 			// Count the same as x.add, which would join both here.
 			size += len(text)
-			if err := s.x.step(2); err != nil {
-				return nil, nil, err
-			}
-			if err := s.x.checkSize(size); err != nil {
-				return nil, nil, err
-			}
+			s.x.step(2)
+			s.x.checkSize(size)
 			texts = append(texts, text)
 			continue
 		}
 		if sum {
-			if v, err = s.x.concatAll(texts); err != nil {
-				return nil, nil, err
-			}
+			v = s.x.concatAll(texts)
 			sum = false
 		}
-		if v, err = s.x.arithmetic(op.operator, v, right); err != nil {
-			return nil, nil, err
-		}
+		v = s.x.arithmetic(op.operator, v, right)
 	}
 	if sum {
-		return nil, texts, nil
+		return nil, texts
 	}
-	return v, nil, nil
+	return v, nil
 }
 
 // concatenation is a ~ b ~ c.
 type concatenation struct{ items []expression }
 
-func (n *concatenation) eval(s *scope) (any, error) {
-	values, err := evalAll(s, n.items)
-	if err != nil {
-		return nil, err
-	}
-	return s.x.join("", values)
+func (n *concatenation) eval(s *scope) any {
+	return s.x.join("", evalAll(s, n.items))
 }
 
 // sign is -value or +value.
@@ -238,12 +187,8 @@ type sign struct {
 	negative bool
 }
 
-func (n *sign) eval(s *scope) (any, error) {
-	v, err := n.value.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	return s.x.signed(v, n.negative)
+func (n *sign) eval(s *scope) any {
+	return s.x.signed(n.value.eval(s), n.negative)
 }
 
 // chain is a value followed by links. Each link is applied to the result of the link before it.
@@ -253,41 +198,30 @@ type chain struct {
 }
 
 type link interface {
-	apply(s *scope, v any) (any, error)
+	apply(s *scope, v any) any
 }
 
-func (n *chain) eval(s *scope) (any, error) {
-	v, err := n.first.eval(s)
+func (n *chain) eval(s *scope) any {
+	v := n.first.eval(s)
 	for _, l := range n.links {
-		if err != nil {
-			return nil, err
-		}
-		v, err = l.apply(s, v)
+		v = l.apply(s, v)
 	}
-	return v, err
+	return v
 }
 
 // evalWithCaller evaluates a chain that ends in a call, with the additional argument caller.
-func (n *chain) evalWithCaller(s *scope, caller *function) (any, error) {
+func (n *chain) evalWithCaller(s *scope, caller *function) any {
 	last := len(n.links) - 1
-	v, err := (&chain{n.first, n.links[:last]}).eval(s)
-	if err != nil {
-		return nil, err
-	}
+	v := (&chain{n.first, n.links[:last]}).eval(s)
 	var list *argumentList
 	switch l := n.links[last].(type) {
 	case *callLink:
 		list = l.arguments
 	case *methodLink:
-		if v, err = s.x.attribute(v, l.name); err != nil {
-			return nil, err
-		}
+		v = s.x.attribute(v, l.name)
 		list = l.arguments
 	}
-	a, err := list.eval(s)
-	if err != nil {
-		return nil, err
-	}
+	a := list.eval(s)
 	a.add("caller", caller)
 	return s.x.call(v, a)
 }
@@ -295,49 +229,38 @@ func (n *chain) evalWithCaller(s *scope, caller *function) (any, error) {
 // attributeLink is value.name.
 type attributeLink string
 
-func (l attributeLink) apply(s *scope, v any) (any, error) {
-	if err := s.x.step(1); err != nil {
-		return nil, err
-	}
+func (l attributeLink) apply(s *scope, v any) any {
+	s.x.step(1)
 	return s.x.attribute(v, string(l))
 }
 
 // itemLink is value[item].
 type itemLink struct{ item expression }
 
-func (l *itemLink) apply(s *scope, v any) (any, error) {
-	item, err := l.item.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.x.step(1); err != nil {
-		return nil, err
-	}
+func (l *itemLink) apply(s *scope, v any) any {
+	item := l.item.eval(s)
+	s.x.step(1)
 	return s.x.item(v, item)
 }
 
 // tupleItemLink is value[a, b].
 type tupleItemLink struct{}
 
-func (tupleItemLink) apply(_ *scope, v any) (any, error) {
+func (tupleItemLink) apply(_ *scope, v any) any {
 	if u, ok := v.(Undefined); ok {
-		return nil, u.err()
+		panic(failure{u.err()})
 	}
-	return Undefined{Name: "tuple", missingFrom: kindName(v)}, nil
+	return Undefined{Name: "tuple", missingFrom: kindName(v)}
 }
 
 // sliceLink is value[start:stop:step].
 type sliceLink struct{ bounds [3]expression }
 
-func (l *sliceLink) apply(s *scope, v any) (any, error) {
+func (l *sliceLink) apply(s *scope, v any) any {
 	var bounds [3]any
 	for i, e := range l.bounds {
-		if e == nil {
-			continue
-		}
-		var err error
-		if bounds[i], err = e.eval(s); err != nil {
-			return nil, err
+		if e != nil {
+			bounds[i] = e.eval(s)
 		}
 	}
 	return s.x.slice(v, bounds)
@@ -346,12 +269,8 @@ func (l *sliceLink) apply(s *scope, v any) (any, error) {
 // callLink is value(arguments).
 type callLink struct{ arguments *argumentList }
 
-func (l *callLink) apply(s *scope, v any) (any, error) {
-	a, err := l.arguments.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	return s.x.call(v, a)
+func (l *callLink) apply(s *scope, v any) any {
+	return s.x.call(v, l.arguments.eval(s))
 }
 
 // methodLink is value.name(arguments).
@@ -360,29 +279,17 @@ type methodLink struct {
 	arguments *argumentList
 }
 
-func (l *methodLink) apply(s *scope, v any) (any, error) {
+func (l *methodLink) apply(s *scope, v any) any {
 	if s.x.mini {
 		return l.applyMini(s, v)
 	}
 	if text, ok := v.(string); ok && stringMethods[l.name] != nil {
-		a, err := l.arguments.eval(s) // saves the allocation of a function value
-		if err != nil {
-			return nil, err
-		}
-		if err := s.x.step(1); err != nil {
-			return nil, err
-		}
+		a := l.arguments.eval(s) // saves the allocation of a function value
+		s.x.step(1)
 		return callNamed(s.x, l.name, stringMethods[l.name], text, a)
 	}
-	f, err := s.x.attribute(v, l.name)
-	if err != nil {
-		return nil, err
-	}
-	a, err := l.arguments.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	return s.x.call(f, a)
+	f := s.x.attribute(v, l.name)
+	return s.x.call(f, l.arguments.eval(s))
 }
 
 // filterLink is value|name(arguments).
@@ -392,14 +299,9 @@ type filterLink struct {
 	arguments *argumentList
 }
 
-func (l *filterLink) apply(s *scope, v any) (any, error) {
-	a, err := l.arguments.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.x.step(1); err != nil {
-		return nil, err
-	}
+func (l *filterLink) apply(s *scope, v any) any {
+	a := l.arguments.eval(s)
+	s.x.step(1)
 	return s.x.callFilter(l.name, l.filter, v, a)
 }
 
@@ -411,19 +313,10 @@ type testLink struct {
 	arguments *argumentList
 }
 
-func (l *testLink) apply(s *scope, v any) (any, error) {
-	a, err := l.arguments.eval(s)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.x.step(1); err != nil {
-		return nil, err
-	}
-	result, err := s.x.callTest(l.name, l.test, v, a)
-	if err != nil {
-		return nil, err
-	}
-	return truth(result) != l.negative, nil
+func (l *testLink) apply(s *scope, v any) any {
+	a := l.arguments.eval(s)
+	s.x.step(1)
+	return truth(s.x.callTest(l.name, l.test, v, a)) != l.negative
 }
 
 // argumentList is the arguments of a call in the source.
@@ -442,65 +335,44 @@ type arguments struct {
 	values     []any // of names
 }
 
-func (l *argumentList) eval(s *scope) (*arguments, error) {
+func (l *argumentList) eval(s *scope) *arguments {
 	a := &arguments{}
-	var err error
 	if len(l.positional) > 0 {
-		if a.positional, err = evalAll(s, l.positional); err != nil {
-			return nil, err
-		}
+		a.positional = evalAll(s, l.positional)
 	}
 	if len(l.names) > 0 {
-		if a.values, err = evalAll(s, l.values); err != nil {
-			return nil, err
-		}
+		a.values = evalAll(s, l.values)
 		a.names = slices.Clone(l.names)
 	}
 	if l.star != nil {
-		v, err := l.star.eval(s)
-		if err != nil {
-			return nil, err
-		}
-		items, err := s.x.iterate(v)
-		if err == nil {
-			err = s.x.chargeList(len(items))
-		}
-		if err != nil {
-			return nil, err
-		}
+		items := s.x.iterate(l.star.eval(s))
+		s.x.chargeList(len(items))
 		a.positional = append(a.positional, items...)
 	}
 	if l.doubleStar == nil {
-		return a, nil
+		return a
 	}
-	v, err := l.doubleStar.eval(s)
-	if err != nil {
-		return nil, err
-	}
+	v := l.doubleStar.eval(s)
 	d, ok := v.(*values.Dict)
 	if !ok {
-		return nil, fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))
+		panic(failure{fmt.Errorf("argument after ** must be a mapping, not %s", kindName(v))})
 	}
-	if err := s.x.chargeList(d.Len()); err != nil {
-		return nil, err
-	}
+	s.x.chargeList(d.Len())
 	for key, value := range d.All() {
 		name, ok := key.(string)
 		if _, marked := key.(markup); marked {
-			return nil, unsupported("markup as a keyword")
+			panic(failure{unsupported("markup as a keyword")})
 		}
 		if !ok {
-			return nil, errors.New("keywords must be strings")
+			panic(failure{errors.New("keywords must be strings")})
 		}
-		if err := s.x.step(1 + len(a.names)/manyNames); err != nil { // the cost of named
-			return nil, err
-		}
+		s.x.step(1 + len(a.names)/manyNames) // the cost of named
 		if _, twice := a.named(name); twice {
-			return nil, fmt.Errorf("got multiple values for keyword argument %q", short(name))
+			panic(failure{fmt.Errorf("got multiple values for keyword argument %q", short(name))})
 		}
 		a.add(name, value)
 	}
-	return a, nil
+	return a
 }
 
 func (a *arguments) add(name string, value any) {
@@ -522,9 +394,9 @@ type absent struct{}
 
 // bind returns the arguments in the order of the parameters. A parameter that ends in "=" is optional and may be
 // absent.
-func (a *arguments) bind(parameters ...string) ([]any, error) {
+func (a *arguments) bind(parameters ...string) []any {
 	if len(a.positional) > len(parameters) {
-		return nil, fmt.Errorf("takes at most %d argument(s), got %d", len(parameters), len(a.positional))
+		panic(failure{fmt.Errorf("takes at most %d argument(s), got %d", len(parameters), len(a.positional))})
 	}
 	values := make([]any, len(parameters))
 	used := 0
@@ -536,7 +408,7 @@ func (a *arguments) bind(parameters ...string) ([]any, error) {
 		}
 		switch {
 		case i < len(a.positional) && given:
-			return nil, fmt.Errorf("got multiple values for argument %q", name)
+			panic(failure{fmt.Errorf("got multiple values for argument %q", name)})
 		case i < len(a.positional):
 			values[i] = a.positional[i]
 		case given:
@@ -544,13 +416,13 @@ func (a *arguments) bind(parameters ...string) ([]any, error) {
 		case optional:
 			values[i] = absent{}
 		default:
-			return nil, fmt.Errorf("missing argument %q", name)
+			panic(failure{fmt.Errorf("missing argument %q", name)})
 		}
 	}
 	if used < len(a.names) {
-		return nil, fmt.Errorf("unexpected keyword argument among %s", shortNames(a.names))
+		panic(failure{fmt.Errorf("unexpected keyword argument among %s", shortNames(a.names))})
 	}
-	return values, nil
+	return values
 }
 
 // orDefault returns an optional argument, or fallback if it is absent.
@@ -565,40 +437,34 @@ func orDefault(v, fallback any) any {
 type function struct {
 	name  string
 	macro bool
-	call  func(x *execution, a *arguments) (any, error)
+	call  func(x *execution, a *arguments) any
 }
 
 // builtin is a filter, a test or a method: a function of a value and arguments.
-type builtin func(x *execution, v any, a *arguments) (any, error)
+type builtin func(x *execution, v any, a *arguments) any
 
-// callNamed calls a builtin and prefixes its error with the name.
-func callNamed(x *execution, name string, f builtin, v any, a *arguments) (any, error) {
-	result, err := f(x, v, a)
-	if err != nil && !errors.Is(err, ErrLimit) {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return result, err
+// callNamed calls a builtin. The error of a failure in it begins with the name.
+func callNamed(x *execution, name string, f builtin, v any, a *arguments) any {
+	x.calls = append(x.calls, name)
+	result := f(x, v, a)
+	x.calls = x.calls[:len(x.calls)-1]
+	return result
 }
 
 // call calls a value.
-func (x *execution) call(v any, a *arguments) (any, error) {
-	if err := x.step(1); err != nil {
-		return nil, err
-	}
+func (x *execution) call(v any, a *arguments) any {
+	x.step(1)
 	switch f := v.(type) {
 	case *function:
 		return f.call(x, a)
 	case Undefined:
-		return nil, f.err()
+		panic(failure{f.err()})
 	case *loop:
-		values, err := a.bind("iterable")
-		if err != nil {
-			return nil, err
-		}
+		values := a.bind("iterable")
 		if f.recurse == nil {
-			return nil, errors.New("the loop must have the 'recursive' marker to be called recursively")
+			panic(failure{errors.New("the loop must have the 'recursive' marker to be called recursively")})
 		}
 		return f.recurse(values[0])
 	}
-	return nil, fmt.Errorf("'%s' object is not callable", kindName(v))
+	panic(failure{fmt.Errorf("'%s' object is not callable", kindName(v))})
 }

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -36,144 +35,119 @@ func floatText(f float64) string {
 }
 
 // intText returns the digits of an integer. Like Python, it refuses more than 4,300.
-func intText(n *big.Int) (string, error) {
+func intText(n *big.Int) string {
 	text := n.String()
 	if len(text) > values.MaxIntDigits+1 {
-		return "", errors.New("exceeds the limit for integer string conversion")
+		panic(failure{errors.New("exceeds the limit for integer string conversion")})
 	}
-	return text, nil
+	return text
 }
 
 // str is Python's str(), the text that a template prints.
-func (x *execution) str(v any) (string, error) {
+func (x *execution) str(v any) string {
 	switch c := v.(type) {
 	case string:
-		return c, nil
+		return c
 	case markup:
-		return string(c), nil
+		return string(c)
 	case Undefined:
-		return "", nil
+		return ""
 	}
 	if n, ok := v.(*big.Int); ok {
-		if err := x.chargeDigits(n); err != nil {
-			return "", err
-		}
+		x.chargeDigits(n)
 	}
-	if text, ok, err := scalarText(v); ok {
-		return text, err
+	if text, ok := scalarText(v); ok {
+		return text
 	}
 	if n, ok := v.(*namespace); ok && x.mini && n.values.Len() < 2 {
 		v = n.values
 	}
 	out := &output{x: x}
-	if err := x.repr(out, v); err != nil {
-		return "", err
-	}
+	x.repr(out, v)
 	return out.text()
 }
 
 // chargeDigits counts the work of formatting an integer.
-func (x *execution) chargeDigits(n *big.Int) error {
-	if err := x.chargeBigInt(n); err != nil {
-		return err
-	}
-	return x.step(n.BitLen() / charactersPerStep)
+func (x *execution) chargeDigits(n *big.Int) {
+	x.chargeBigInt(n)
+	x.step(n.BitLen() / charactersPerStep)
 }
 
 // scalarText returns the text of None, a bool or a number; ok is false for other values.
-func scalarText(v any) (text string, ok bool, err error) {
+func scalarText(v any) (text string, ok bool) {
 	switch c := v.(type) {
 	case nil:
-		return "None", true, nil
+		return "None", true
 	case bool:
 		if c {
-			return "True", true, nil
+			return "True", true
 		}
-		return "False", true, nil
+		return "False", true
 	case int64:
-		return strconv.FormatInt(c, 10), true, nil
+		return strconv.FormatInt(c, 10), true
 	case *big.Int:
-		text, err := intText(c)
-		return text, true, err
+		return intText(c), true
 	case float64:
-		return floatText(c), true, nil
+		return floatText(c), true
 	}
-	return "", false, nil
+	return "", false
 }
 
 // repr writes Python's repr().
-func (x *execution) repr(out *output, v any) error {
-	if err := x.step(1); err != nil {
-		return err
-	}
+func (x *execution) repr(out *output, v any) {
+	x.step(1)
 	if x.mini {
 		if s, ok := v.(string); ok {
-			return x.debugString(out, s)
+			x.debugString(out, s)
+			return
 		}
-		if text, ok, err := miniDebug(v); ok || err != nil {
-			if err != nil {
-				return err
-			}
-			return out.write(text)
+		if text, ok := miniDebug(v); ok {
+			out.write(text)
+			return
 		}
 	}
 	if n, ok := v.(*big.Int); ok {
-		if err := x.chargeDigits(n); err != nil {
-			return err
-		}
+		x.chargeDigits(n)
 	}
-	if text, ok, err := scalarText(v); ok {
-		if err != nil {
-			return err
-		}
-		return out.write(text)
+	if text, ok := scalarText(v); ok {
+		out.write(text)
+		return
 	}
 	switch c := v.(type) {
 	case string:
-		return x.reprString(out, c)
+		x.reprString(out, c)
 	case markup:
-		err := out.write("Markup(")
-		if err == nil {
-			err = x.reprString(out, string(c))
-		}
-		return cmp.Or(err, out.write(")"))
+		out.write("Markup(")
+		x.reprString(out, string(c))
+		out.write(")")
 	case Undefined:
-		return out.write("Undefined")
+		out.write("Undefined")
 	case *values.List:
-		return x.reprList(out, c)
+		x.reprList(out, c)
 	case *values.Dict:
-		return x.reprDict(out, c)
+		x.reprDict(out, c)
 	case *namespace:
 		if x.mini {
-			return unsupported("the order of a namespace's names")
+			panic(failure{unsupported("the order of a namespace's names")})
 		}
-		if err := out.write("<Namespace "); err != nil {
-			return err
-		}
-		if err := x.reprDict(out, c.values); err != nil {
-			return err
-		}
-		return out.write(">")
+		out.write("<Namespace ")
+		x.reprDict(out, c.values)
+		out.write(">")
 	case *loop:
-		if _, err := c.has(x, math.MaxInt); err != nil {
-			return err
+		c.has(x, math.MaxInt)
+		out.write(fmt.Sprintf("<LoopContext %d/%d>", c.index+1, len(c.items)))
+	default:
+		f, ok := v.(*function)
+		if !ok || !f.macro {
+			panic(failure{unsupported("a %s prints as its address, which is different in each process", kindName(v))})
 		}
-		return out.write(fmt.Sprintf("<LoopContext %d/%d>", c.index+1, len(c.items)))
-	case *function:
-		if c.macro {
-			if err := out.write("<Macro "); err != nil {
-				return err
-			}
-			if err := x.reprString(out, c.name); err != nil {
-				return err
-			}
-			return out.write(">")
-		}
+		out.write("<Macro ")
+		x.reprString(out, f.name)
+		out.write(">")
 	}
-	return unsupported("a %s prints as its address, which is different in each process", kindName(v))
 }
 
-func (x *execution) reprList(out *output, l *values.List) error {
+func (x *execution) reprList(out *output, l *values.List) {
 	open, end := "[", "]"
 	kind := l.Kind
 	if x.mini {
@@ -186,74 +160,47 @@ func (x *execution) reprList(out *output, l *values.List) error {
 			end = ",)"
 		}
 	case values.Range, values.View:
-		return unsupported("printing a %s", kindName(l))
+		panic(failure{unsupported("printing a %s", kindName(l))})
 	}
-	if err := x.enter(); err != nil {
-		return err
-	}
+	x.enter()
 	defer x.leave()
-	if err := out.write(open); err != nil {
-		return err
-	}
+	out.write(open)
 	for i, item := range l.Items {
 		if i > 0 {
-			if err := out.write(", "); err != nil {
-				return err
-			}
+			out.write(", ")
 		}
-		if err := x.repr(out, item); err != nil {
-			return err
-		}
+		x.repr(out, item)
 	}
-	return out.write(end)
+	out.write(end)
 }
 
-func (x *execution) reprDict(out *output, d *values.Dict) error {
-	if err := x.enter(); err != nil {
-		return err
-	}
+func (x *execution) reprDict(out *output, d *values.Dict) {
+	x.enter()
 	defer x.leave()
 	separator := "{"
 	for key, value := range d.All() {
-		if err := out.write(separator); err != nil {
-			return err
-		}
+		out.write(separator)
 		separator = ", "
-		if err := x.repr(out, key); err != nil {
-			return err
-		}
-		if err := out.write(": "); err != nil {
-			return err
-		}
-		if err := x.repr(out, value); err != nil {
-			return err
-		}
+		x.repr(out, key)
+		out.write(": ")
+		x.repr(out, value)
 	}
 	if d.Len() == 0 {
-		return out.write("{}")
+		out.write("{")
 	}
-	return out.write("}")
+	out.write("}")
 }
 
 // reprString writes Python's repr() of a string.
-func (x *execution) reprString(out *output, s string) error {
-	if err := x.chargeBytes(2 * len(s)); err != nil {
-		return err
-	}
+func (x *execution) reprString(out *output, s string) {
+	x.chargeBytes(2 * len(s))
 	quote := "'"
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
 		quote = `"`
 	}
-	if err := out.write(quote); err != nil {
-		return err
-	}
-	if err := out.writeEach(s, func(to []byte,
-		s string) []byte {
-		return appendRepr(to, s, rune(quote[0]))
-	}); err != nil {
-		return err
-	}
-	return out.write(quote)
+	out.write(quote)
+	out.writeEach(s, func(to []byte, s string) []byte { return appendRepr(to, s, rune(quote[0])) })
+	out.write(quote)
 }
 
 // appendRepr appends s in the format of Python's repr(), without the quotes.
@@ -282,35 +229,24 @@ func appendRepr(to []byte, s string, quote rune) []byte {
 }
 
 // join is Python's separator.join of the values' str().
-func (x *execution) join(separator string, values []any) (string, error) {
-	if err := x.step(1 + len(values)); err != nil {
-		return "", err
-	}
+func (x *execution) join(separator string, values []any) string {
+	x.step(1 + len(values))
 	if len(values) > 8 {
-		if err := x.alloc(16 * len(values)); err != nil {
-			return "", err
-		}
+		x.alloc(16 * len(values))
 	}
 	texts := make([]string, 0, max(8, len(values)))
 	total := 0
 	for _, v := range values {
-		s, err := x.display(v)
-		if err != nil {
-			return "", err
-		}
+		s := x.display(v)
 		texts = append(texts, s)
 		total += len(s) + len(separator)
-		if err := x.checkSize(total - len(separator)); err != nil {
-			return "", err
-		}
+		x.checkSize(total - len(separator))
 	}
 	if separator == "" && len(texts) > 0 {
 		return x.concat(total, texts...)
 	}
-	if err := x.chargeString(total); err != nil {
-		return "", err
-	}
-	return strings.Join(texts, separator), nil
+	x.chargeString(total)
+	return strings.Join(texts, separator)
 }
 
 // jsonWriter implements json.dumps.
@@ -326,159 +262,128 @@ type jsonWriter struct {
 	depth         int
 }
 
-func (w *jsonWriter) newline() error {
+func (w *jsonWriter) newline() {
 	if !w.indented {
-		return nil
+		return
 	}
-	if err := w.out.write("\n"); err != nil {
-		return err
-	}
+	w.out.write("\n")
 	for range w.depth {
-		if err := w.out.write(w.indent); err != nil {
-			return err
-		}
+		w.out.write(w.indent)
 	}
-	return nil
 }
 
-func (w *jsonWriter) value(v any) error {
-	if err := w.x.step(1); err != nil {
-		return err
+func (w *jsonWriter) value(v any) {
+	w.x.step(1)
+	if _, undefined := v.(Undefined); undefined && w.x.mini {
+		v = nil
 	}
 	switch c := v.(type) {
 	case nil:
-		return w.out.write("null")
-	case Undefined:
-		if w.x.mini {
-			return w.out.write("null")
-		}
+		w.out.write("null")
 	case string:
-		return w.string(c)
+		w.string(c)
 	case markup:
-		return w.string(string(c))
+		w.string(string(c))
 	case *values.List:
-		if c.Kind == values.PlainList || c.Kind == values.Tuple || w.x.mini {
-			return w.list(c)
+		if c.Kind != values.PlainList && c.Kind != values.Tuple && !w.x.mini {
+			panic(notSerializable(v))
 		}
+		w.list(c)
 	case *values.Dict:
-		return w.dict(c)
-	case bool, int64, *big.Int, float64:
-		if n, ok := c.(*big.Int); ok {
-			if err := w.x.chargeDigits(n); err != nil {
-				return err
-			}
+		w.dict(c)
+	case *big.Int:
+		w.x.chargeDigits(c)
+		w.out.write(jsonScalar(c))
+	case float64:
+		if w.x.mini && (math.IsNaN(c) || math.IsInf(c, 0)) {
+			w.out.write("null")
+		} else {
+			w.out.write(jsonScalar(c))
 		}
-		if f, ok := c.(float64); ok && w.x.mini && (math.IsNaN(f) || math.IsInf(f, 0)) {
-			return w.out.write("null")
-		}
-		text, err := jsonScalar(v)
-		if err != nil {
-			return err
-		}
-		return w.out.write(text)
+	case bool, int64:
+		w.out.write(jsonScalar(c))
+	default:
+		panic(notSerializable(v))
 	}
-	return fmt.Errorf("object of type %s is not JSON serializable", kindName(v))
+}
+
+func notSerializable(v any) failure {
+	return failure{fmt.Errorf("object of type %s is not JSON serializable", kindName(v))}
 }
 
 // jsonScalar returns the JSON of a number or bool. For values that JSON does not have it returns Python's names.
-func jsonScalar(v any) (string, error) {
+func jsonScalar(v any) string {
 	switch c := v.(type) {
 	case bool:
-		return strconv.FormatBool(c), nil
+		return strconv.FormatBool(c)
 	case float64:
 		switch {
 		case math.IsNaN(c):
-			return "NaN", nil
+			return "NaN"
 		case math.IsInf(c, 1):
-			return "Infinity", nil
+			return "Infinity"
 		case math.IsInf(c, -1):
-			return "-Infinity", nil
+			return "-Infinity"
 		}
 	}
-	text, _, err := scalarText(v)
-	return text, err
+	text, _ := scalarText(v)
+	return text
 }
 
 // nested writes n elements between brackets.
-func (w *jsonWriter) nested(open, end string, n int, element func(i int) error) error {
+func (w *jsonWriter) nested(open, end string, n int, element func(i int)) {
 	if n == 0 {
-		return w.out.write(open + end)
+		w.out.write(open + end)
+		return
 	}
-	if err := w.x.enter(); err != nil {
-		return err
-	}
+	w.x.enter()
 	defer w.x.leave()
-	if err := w.out.write(open); err != nil {
-		return err
-	}
+	w.out.write(open)
 	w.depth++
 	for i := range n {
 		if i > 0 {
-			if err := w.out.write(w.itemSeparator); err != nil {
-				return err
-			}
+			w.out.write(w.itemSeparator)
 		}
-		if err := w.newline(); err != nil {
-			return err
-		}
-		if err := element(i); err != nil {
-			return err
-		}
+		w.newline()
+		element(i)
 	}
 	w.depth--
-	if err := w.newline(); err != nil {
-		return err
-	}
-	return w.out.write(end)
+	w.newline()
+	w.out.write(end)
 }
 
-func (w *jsonWriter) list(l *values.List) error {
-	return w.nested("[", "]", len(l.Items), func(i int) error { return w.value(l.Items[i]) })
+func (w *jsonWriter) list(l *values.List) {
+	w.nested("[", "]", len(l.Items), func(i int) { w.value(l.Items[i]) })
 }
 
-func (w *jsonWriter) dict(d *values.Dict) error {
+func (w *jsonWriter) dict(d *values.Dict) {
 	keys, values := d.Keys(), d.Values()
 	if w.sortKeys {
-		if err := w.x.chargeList(2 * len(keys)); err != nil {
-			return err
-		}
-		order, err := w.x.sorted(len(keys), func(i, j int) (bool, error) {
-			order, _, err := w.x.order("<", keys[i], keys[j])
-			return order < 0, err
+		w.x.chargeList(2 * len(keys))
+		order := w.x.sorted(len(keys), func(i, j int) bool {
+			order, _ := w.x.order("<", keys[i], keys[j])
+			return order < 0
 		})
-		if err != nil {
-			return err
-		}
 		keys, values = pick(keys, order), pick(values, order)
 	}
-	return w.nested("{", "}", len(keys), func(i int) error {
-		if err := w.x.chargeLookup(keys[i]); err != nil { // counts the digits of a large integer
-			return err
-		}
-		key, err := jsonKey(keys[i])
-		if err == nil {
-			err = w.string(key)
-		}
-		if err == nil {
-			err = w.out.write(w.keySeparator)
-		}
-		if err != nil {
-			return err
-		}
-		return w.value(values[i])
+	w.nested("{", "}", len(keys), func(i int) {
+		w.x.chargeLookup(keys[i]) // counts the digits of a large integer
+		w.string(jsonKey(keys[i]))
+		w.out.write(w.keySeparator)
+		w.value(values[i])
 	})
 }
 
-func jsonKey(key any) (string, error) {
+func jsonKey(key any) string {
 	switch k := key.(type) {
 	case string:
-		return k, nil
+		return k
 	case markup:
-		return string(k), nil
+		return string(k)
 	case nil:
-		return "null", nil
+		return "null"
 	case Undefined:
-		return "", errors.New("keys must be str, int, float, bool or None, not Undefined")
+		panic(failure{errors.New("keys must be str, int, float, bool or None, not Undefined")})
 	}
 	return jsonScalar(key)
 }
@@ -492,313 +397,131 @@ func pick(items []any, order []int) []any {
 	return picked
 }
 
-// sorted returns the positions 0 to n-1 in a stable sorted order. It stops at the first error of less.
-func (x *execution) sorted(n int, less func(i, j int) (bool, error)) ([]int, error) {
-	if err := x.chargeList(n); err != nil {
-		return nil, err
-	}
+// sorted returns the positions 0 to n-1 in a stable sorted order.
+func (x *execution) sorted(n int, less func(i, j int) bool) []int {
+	x.chargeList(n)
 	order := make([]int, n)
 	for i := range order {
 		order[i] = i
 	}
-	var failed error
 	slices.SortStableFunc(order, func(i, j int) int {
-		if failed != nil {
-			return 0
-		}
-		before, err := less(i, j)
-		if err == nil && !before {
-			var after bool
-			if after, err = less(j, i); err == nil && !after {
-				return 0
-			}
-		}
-		if err != nil {
-			failed = err
-			return 0
-		}
-		if before {
+		switch {
+		case less(i, j):
 			return -1
+		case less(j, i):
+			return 1
 		}
-		return 1
+		return 0
 	})
-	return order, failed
+	return order
 }
 
 // string writes a string as JSON.
-func (w *jsonWriter) string(s string) error {
-	if err := w.x.chargeBytes(len(s)); err != nil {
-		return err
-	}
+func (w *jsonWriter) string(s string) {
+	w.x.chargeBytes(len(s))
 	if values.CleanJSON(s, w.ascii) {
-		return w.out.write(`"`, s, `"`)
+		w.out.write(`"`, s, `"`)
+		return
 	}
-	if err := w.out.write(`"`); err != nil {
-		return err
-	}
+	w.out.write(`"`)
 	escape := func(to []byte, s string) []byte { return values.AppendJSON(to, s, w.ascii) }
-	if err := w.out.writeEach(s, escape); err != nil {
-		return err
-	}
-	return w.out.write(`"`)
+	w.out.writeEach(s, escape)
+	w.out.write(`"`)
 }
 
-// percentFormat is format % operands, for the conversions that templates use: s, r, d, i, x and f, with width and
-// flags. If the format is marked, it escapes the values' texts.
-func (x *execution) percentFormat(format string, operands any, marked bool) (string, error) {
+// percentFormat is format % operands, for the conversions that templates use: s and d, with width. If the format is
+// marked, it escapes the values' texts.
+func (x *execution) percentFormat(format string, operands any, marked bool) string {
 	single := []any{operands}
 	if l, ok := operands.(*values.List); ok && l.Kind == values.Tuple {
 		single = l.Items
 	}
 	used := 0
-	next := func() (any, error) {
+	next := func() any {
 		if used >= len(single) {
-			return nil, errors.New("not enough arguments for format string")
+			panic(failure{errors.New("not enough arguments for format string")})
 		}
 		used++
-		return single[used-1], nil
+		return single[used-1]
 	}
 	out := &output{x: x}
 	for format != "" {
 		text, rest, found := strings.Cut(format, "%")
-		if err := x.step(2); err != nil {
-			return "", err
-		}
-		if err := out.write(text); err != nil {
-			return "", err
-		}
+		x.step(2)
+		out.write(text)
 		if !found {
 			break
 		}
 		if rest, ok := strings.CutPrefix(rest, "%"); ok {
 			format = rest
-			if err := out.write("%"); err != nil {
-				return "", err
-			}
+			out.write("%")
 			continue
 		}
-		piece, rest, err := x.percentOne(rest, operands, next, marked)
-		if err != nil {
-			return "", err
-		}
-		if err := out.write(piece); err != nil {
-			return "", err
-		}
-		format = rest
+		text, format = x.percentOne(rest, next, marked)
+		out.write(text)
 	}
 	// Python takes a value with items for a mapping, which may stay unused.
 	if used < len(single) && !slices.Contains([]string{"dict", "list", "range", "Undefined"}, kindName(operands)) {
-		return "", errors.New("not all arguments converted during string formatting")
+		panic(failure{errors.New("not all arguments converted during string formatting")})
 	}
 	return out.text()
 }
 
+// maxFormatSpec bounds the width of a conversion, in bytes.
+const maxFormatSpec = 256
+
 // percentOne formats one conversion, after its percent sign.
-func (x *execution) percentOne(
-	spec string,
-	operands any,
-	next func() (any, error),
-	marked bool,
-) (text, rest string, err error) {
-	name := ""
-	if len(spec) > maxFormatSpec && strings.Trim(spec[:maxFormatSpec], "-+ 0#.123456789") == "" {
-		return "", "", unsupported("a format specification of more than %d bytes", maxFormatSpec)
+func (x *execution) percentOne(spec string, next func() any, marked bool) (text, rest string) {
+	if len(spec) > maxFormatSpec && strings.Trim(spec[:maxFormatSpec], "0123456789") == "" {
+		panic(failure{unsupported("a format specification of more than %d bytes", maxFormatSpec)})
 	}
-	if strings.HasPrefix(spec, "(") {
-		var found bool
-		if name, spec, found = strings.Cut(spec[1:], ")"); !found {
-			return "", "", errors.New("incomplete format key")
-		}
+	zeros := strings.HasPrefix(spec, "0")
+	conversion := strings.TrimLeft(spec, "0123456789")
+	width := strings.TrimLeft(spec[:len(spec)-len(conversion)], "0")
+	if conversion == "" {
+		panic(failure{errors.New("incomplete format")})
 	}
-	flags := spec[:len(spec)-len(strings.TrimLeft(spec, "-+ 0#"))]
-	spec = spec[len(flags):]
-	digits := spec[:len(spec)-len(strings.TrimLeft(spec, "0123456789"))]
-	spec = spec[len(digits):]
-	precision := ""
-	if strings.HasPrefix(spec, ".") {
-		precision = spec[1 : len(spec)-len(strings.TrimLeft(spec[1:], "0123456789"))]
-		spec = spec[1+len(precision):]
-		if precision == "" {
-			precision = "0"
-		}
-	}
-	if spec == "" {
-		return "", "", errors.New("incomplete format")
-	}
-	var v any
-	if name != "" {
-		d, ok := operands.(*values.Dict)
-		if !ok {
-			return "", "", errors.New("format requires a mapping")
-		}
-		if err := x.chargeLookup(name); err != nil {
-			return "", "", err
-		}
-		if v, ok = d.Get(name); !ok {
-			return "", "", fmt.Errorf("key '%s' is missing", short(name))
-		}
-	} else if v, err = next(); err != nil {
-		return "", "", err
-	}
-	numeric := spec[0] != 's' && spec[0] != 'r'
-	conversion := spec[0]
-	if marked {
-		v, conversion, err = x.escapeFor(conversion, v)
-	}
-	if err == nil {
-		text, err = x.formatValue(v, conversion, precision)
-	}
-	if err != nil {
-		return "", "", err
-	}
-	align := byte('>')
-	fill := " "
-	sign := ""
-	if numeric && !strings.HasPrefix(text, "-") {
-		if strings.Contains(flags, "+") {
-			sign = "+"
-		} else if strings.Contains(flags, " ") {
-			sign = " "
-		}
-	}
-	switch {
-	case strings.Contains(flags, "#"):
-		return "", "", unsupported("the flag #")
-	case strings.Contains(flags, "-"):
-		align = '<'
-	case strings.Contains(flags, "0") && numeric:
-		align, fill = '=', "0"
-	}
-	text, err = x.pad(sign+text, fill, align, digits)
-	return text, spec[1:], err
-}
-
-// escapeFor prepares a value for a conversion of a format that is markup.
-func (x *execution) escapeFor(conversion byte, v any) (any, byte, error) {
-	var err error
-	switch conversion {
-	case 'r':
-		if v, err = x.formatValue(v, 'r', ""); err != nil {
-			return nil, 0, err
-		}
+	switch conversion[0] {
 	case 's':
-	case 'x':
-		return nil, 0, errors.New("%x format: an integer is required, not _MarkupEscapeHelper")
-	default:
-		return v, conversion, nil
-	}
-	v, err = x.escaped(v)
-	return v, 's', err
-}
-
-// formatValue formats a value by a conversion letter and an optional precision.
-func (x *execution) formatValue(v any, conversion byte, precision string) (string, error) {
-	if u, ok := v.(Undefined); ok && conversion != 's' && conversion != 'r' {
-		return "", u.err()
-	}
-	places := 6
-	if precision != "" {
-		var err error
-		if places, err = strconv.Atoi(precision); err != nil || places > 1000 {
-			return "", errors.New("precision too big")
+		v := next()
+		if text = x.str(v); marked {
+			text = string(x.escaped(v))
 		}
-	}
-	if err := x.step(1 + places); err != nil {
-		return "", err
-	}
-	if n, ok := v.(*big.Int); ok {
-		if err := x.chargeDigits(n); err != nil {
-			return "", err
-		}
-	}
-	switch conversion {
-	case 's', 'r':
-		var text string
-		var err error
-		if conversion == 's' {
-			text, err = x.str(v)
-		} else {
-			out := &output{x: x}
-			if err = x.repr(out, v); err == nil {
-				text, err = out.text()
-			}
-		}
-		if precision != "" {
-			text = firstRunes(text, places) // places is at most 1000
-		}
-		return text, err
-	case 'd', 'i', 'x':
-		n, ok := asInt(v)
-		if f, isFloat := v.(float64); isFloat && conversion != 'x' && !math.IsNaN(f) && !math.IsInf(f, 0) {
-			n, _ = new(big.Float).SetFloat64(math.Trunc(f)).Int(nil)
-			ok = true
-		}
-		if !ok || precision != "" {
-			return "", unsupported("%%%c of %s", conversion, kindName(v))
-		}
-		if conversion == 'x' {
-			return n.Text(16), nil
-		}
-		return intText(n)
-	case 'f':
-		f, ok := asFloat(v)
+		zeros = false
+	case 'd':
+		n, ok := next().(int64)
 		if !ok {
-			return "", fmt.Errorf("must be real number, not %s", kindName(v))
+			panic(failure{unsupported("%%d of what is no integer of 64 bits")})
 		}
-		if math.IsNaN(f) || math.IsInf(f, 0) {
-			return floatText(f), nil
-		}
-		return strconv.FormatFloat(f, 'f', places, 64), nil
+		text = strconv.FormatInt(n, 10)
+	default:
+		panic(failure{unsupported("format character %q", conversion[0])})
 	}
-	return "", unsupported("format character %q", conversion)
+	if zeros {
+		return x.pad(text, "0", width), conversion[1:]
+	}
+	return x.pad(text, " ", width), conversion[1:]
 }
 
-// firstRunes returns the first n characters of s.
-func firstRunes(s string, n int) string {
-	for i := range s {
-		if n == 0 {
-			return s[:i]
-		}
-		n--
-	}
-	return s
-}
-
-// pad widens text to a width in characters. align is '<' for left, '>' for right, '^' for centre, and '=' for fill
-// behind the sign.
-func (x *execution) pad(text, fill string, align byte, width string) (string, error) {
+// pad widens text to a width in characters, with fill before it; zeros come behind a sign.
+func (x *execution) pad(text, fill, width string) string {
 	if width == "" {
-		return text, nil
+		return text
 	}
 	columns, err := strconv.Atoi(width)
 	if err != nil {
-		return "", x.chargeString(math.MaxInt)
+		columns = math.MaxInt
 	}
-	if err := x.chargeBytes(len(text)); err != nil {
-		return "", err
-	}
+	x.chargeBytes(len(text))
 	missing := columns - utf8.RuneCountInString(text)
 	if missing <= 0 {
-		return text, nil
+		return text
 	}
-	if missing > x.limits.OutputBytes {
-		return "", x.chargeString(math.MaxInt)
+	x.checkSize(missing)
+	x.chargeString(len(text) + missing)
+	x.alloc(missing) // the padding
+	if rest, negative := strings.CutPrefix(text, "-"); negative && fill == "0" {
+		return "-" + strings.Repeat(fill, missing) + rest
 	}
-	if err := x.chargeString(len(text) + missing*len(fill)); err != nil {
-		return "", err
-	}
-	if err := x.alloc(missing * len(fill)); err != nil { // the padding
-		return "", err
-	}
-	switch align {
-	case '<':
-		return text + strings.Repeat(fill, missing), nil
-	case '^':
-		return strings.Repeat(fill, missing/2) + text + strings.Repeat(fill, missing-missing/2), nil
-	case '=':
-		if strings.IndexAny(text, "+- ") == 0 {
-			return text[:1] + strings.Repeat(fill, missing) + text[1:], nil
-		}
-	}
-	return strings.Repeat(fill, missing) + text, nil
+	return strings.Repeat(fill, missing) + text
 }

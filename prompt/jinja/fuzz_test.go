@@ -168,19 +168,14 @@ func FuzzParseJSON(f *testing.F) {
 				},
 			)
 			w := &jsonWriter{x: x, out: &output{x: x}, itemSeparator: ",", keySeparator: ":"}
-			if err := w.value(v); err != nil {
-				t.Fatal(err)
-			}
-			written, err := w.out.text()
-			if err != nil {
-				t.Fatal(err)
-			}
+			w.value(v)
+			written := w.out.text()
 			again, err := values.ParseJSON([]byte(written))
 			if err != nil {
 				t.Fatalf("%q: written as %q: %v", body, written, err)
 			}
-			if same, err := x.equal(v, again); err != nil || !same {
-				t.Fatalf("%q: written as %q: not the same value: %v", body, written, err)
+			if !x.equal(v, again) {
+				t.Fatalf("%q: written as %q: not the same value", body, written)
 			}
 		}
 	})

@@ -8,77 +8,69 @@ type generator struct {
 }
 
 // nextItem returns the next item; ok is false after the last one.
-type nextItem func() (item any, ok bool, err error)
+type nextItem func() (item any, ok bool)
 
 // generate returns a generator. MiniJinja's filters return lists where Python's return generators.
-func (x *execution) generate(next nextItem) (any, error) {
+func (x *execution) generate(next nextItem) any {
 	g := &generator{next}
 	if x.mini {
-		items, err := x.iterate(g)
-		return &values.List{Items: items}, err
+		return &values.List{Items: x.iterate(g)}
 	}
-	return g, x.alloc(2 * valueSize)
+	x.alloc(2 * valueSize)
+	return g
 }
 
 // pull returns the next item of a generator. Generators that read each other count as depth.
-func (x *execution) pull(g *generator) (any, bool, error) {
-	if err := x.enter(); err != nil {
-		return nil, false, err
-	}
+func (x *execution) pull(g *generator) (any, bool) {
+	x.enter()
 	defer x.leave()
-	if err := x.step(1); err != nil {
-		return nil, false, err
-	}
+	x.step(1)
 	return g.next()
 }
 
 // iterator returns a function that returns the items of a value one after the other.
-func (x *execution) iterator(v any) (nextItem, error) {
+func (x *execution) iterator(v any) nextItem {
 	if g, ok := v.(*generator); ok {
-		return func() (any, bool, error) { return x.pull(g) }, nil
+		return func() (any, bool) { return x.pull(g) }
 	}
-	items, err := x.iterate(v)
-	return nextOf(items), err
+	return nextOf(x.iterate(v))
 }
 
 func nextOf(items []any) nextItem {
-	return func() (item any, ok bool, err error) {
+	return func() (item any, ok bool) {
 		if len(items) == 0 {
-			return nil, false, nil
+			return nil, false
 		}
 		item, items = items[0], items[1:]
-		return item, true, nil
+		return item, true
 	}
 }
 
 // transform returns a generator that calls each for the items of a value, and returns its results unless skip is true.
-func (x *execution) transform(v any, each func(item any) (result any, skip bool, err error)) (any, error) {
-	return x.lazily(func() (nextItem, error) {
-		next, err := x.iterator(v)
-		return func() (result any, ok bool, err error) {
-			for skip := true; skip && err == nil; {
-				var item any
-				if item, ok, err = next(); err == nil && ok {
-					err = x.step(1)
+func (x *execution) transform(v any, each func(item any) (result any, skip bool)) any {
+	return x.lazily(func() nextItem {
+		next := x.iterator(v)
+		return func() (any, bool) {
+			for {
+				item, ok := next()
+				if !ok {
+					return nil, false
 				}
-				if err != nil || !ok {
-					return nil, false, err
+				x.step(1)
+				if result, skip := each(item); !skip {
+					return result, true
 				}
-				result, skip, err = each(item)
 			}
-			return result, err == nil, err
-		}, err
+		}
 	})
 }
 
 // lazily returns a generator that begins as a Python generator does: when its first item is asked for.
-func (x *execution) lazily(begin func() (nextItem, error)) (any, error) {
+func (x *execution) lazily(begin func() nextItem) any {
 	var next nextItem
-	return x.generate(func() (_ any, _ bool, err error) {
+	return x.generate(func() (any, bool) {
 		if next == nil {
-			if next, err = begin(); err != nil {
-				return nil, false, err
-			}
+			next = begin()
 		}
 		return next()
 	})

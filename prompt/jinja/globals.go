@@ -25,22 +25,22 @@ var globals = map[string]any{
 // dictType is Python's type dict.
 var dictType = &function{name: "dict", call: globalDict}
 
-func globalUnsupported(*execution, *arguments) (any, error) {
-	return nil, unsupported("this function")
+func globalUnsupported(*execution, *arguments) any {
+	panic(failure{unsupported("this function")})
 }
 
 // maxRange is the longest range that the sandbox allows. Source: Jinja2 3.1.6, sandbox.
 const maxRange = 100_000
 
-func globalRange(x *execution, a *arguments) (any, error) {
+func globalRange(x *execution, a *arguments) any {
 	var n [3]int
 	if len(a.names) > 0 || len(a.positional) < 1 || len(a.positional) > 3 {
-		return nil, errors.New("range expects 1 to 3 arguments")
+		panic(failure{errors.New("range expects 1 to 3 arguments")})
 	}
 	for i, v := range a.positional {
 		var ok bool
 		if n[i], ok = smallInt(v); !ok {
-			return nil, fmt.Errorf("range: '%s' cannot be interpreted as a small integer", kindName(v))
+			panic(failure{fmt.Errorf("range: '%s' cannot be interpreted as a small integer", kindName(v))})
 		}
 	}
 	start, stop, step := n[0], n[1], n[2]
@@ -51,7 +51,7 @@ func globalRange(x *execution, a *arguments) (any, error) {
 		step = 1
 	}
 	if step == 0 {
-		return nil, errors.New("range() arg 3 must not be zero")
+		panic(failure{errors.New("range() arg 3 must not be zero")})
 	}
 	count := 0
 	if step > 0 && start < stop {
@@ -60,145 +60,93 @@ func globalRange(x *execution, a *arguments) (any, error) {
 		count = (start-stop-1)/-step + 1
 	}
 	if count > maxRange {
-		return nil, fmt.Errorf("range too big. The sandbox blocks ranges larger than %d", maxRange)
+		panic(failure{fmt.Errorf("range too big. The sandbox blocks ranges larger than %d", maxRange)})
 	}
-	if err := x.chargeList(count); err != nil {
-		return nil, err
-	}
+	x.chargeList(count)
 	out := &values.List{Kind: values.Range, Items: make([]any, count)}
 	for i := range out.Items {
 		out.Items[i] = int64(start + i*step)
 	}
-	return out, nil
+	return out
 }
 
 // dictArguments builds the result of dict() from a mapping or pairs, and from keyword arguments.
-func dictArguments(x *execution, a *arguments) (*values.Dict, error) {
-	if err := x.chargeDict(len(a.names)); err != nil {
-		return nil, err
-	}
+func dictArguments(x *execution, a *arguments) *values.Dict {
+	x.chargeDict(len(a.names))
 	d := values.NewDict()
 	if len(a.positional) > 1 {
-		return nil, errors.New("expected at most 1 positional argument")
+		panic(failure{errors.New("expected at most 1 positional argument")})
 	}
 	for _, v := range a.positional {
 		if from, ok := v.(*values.Dict); ok {
-			if err := x.chargeDict(from.Len()); err != nil {
-				return nil, err
-			}
+			x.chargeDict(from.Len())
 			for key, value := range from.All() {
 				d.Put(key, value)
 			}
 			continue
 		}
-		pairs, err := x.iterate(v)
-		if err != nil {
-			return nil, err
-		}
-		for _, v := range pairs {
-			pair, err := x.iterate(v)
-			if err == nil {
-				err = x.chargeDict(1)
-			}
-			if err != nil {
-				return nil, err
-			}
+		for _, v := range x.iterate(v) {
+			pair := x.iterate(v)
+			x.chargeDict(1)
 			if len(pair) != 2 {
-				return nil, errors.New("expected pairs of a key and a value")
+				panic(failure{errors.New("expected pairs of a key and a value")})
 			}
-			if !hashable(pair[0]) {
-				return nil, unhashable(pair[0])
-			}
-			if err := x.chargeLookup(pair[0]); err != nil {
-				return nil, err
-			}
-			d.Put(pair[0], pair[1])
+			x.put(d, pair[0], pair[1])
 		}
 	}
 	for i, name := range a.names {
 		d.Set(name, a.values[i])
 	}
-	return d, nil
+	return d
 }
 
-func globalDict(x *execution, a *arguments) (any, error) { return dictArguments(x, a) }
+func globalDict(x *execution, a *arguments) any { return dictArguments(x, a) }
 
-func globalNamespace(x *execution, a *arguments) (any, error) {
-	given, err := dictArguments(x, a)
-	if err != nil {
-		return nil, err
-	}
+func globalNamespace(x *execution, a *arguments) any {
+	given := dictArguments(x, a)
 	ns := &namespace{values.NewDict()}
 	for key, value := range given.All() {
 		name, ok := textOf(key)
 		if !ok {
-			return nil, errors.New("a namespace's names must be strings")
+			panic(failure{errors.New("a namespace's names must be strings")})
 		}
-		if err := ns.set(x, name, value); err != nil {
-			return nil, err
-		}
+		ns.set(x, name, value)
 	}
-	return ns, nil
+	return ns
 }
 
-func globalRaise(x *execution, a *arguments) (any, error) {
-	p, err := a.bind("message")
-	if err != nil {
-		return nil, err
-	}
-	message, err := x.str(p[0])
-	if err != nil {
-		return nil, err
-	}
-	return nil, &RaiseError{Message: message}
+func globalRaise(x *execution, a *arguments) any {
+	p := a.bind("message")
+	panic(failure{&RaiseError{Message: x.str(p[0])}})
 }
 
-func globalStrftimeNow(x *execution, a *arguments) (any, error) {
-	p, err := a.bind("format")
-	if err != nil {
-		return nil, err
-	}
-	format, err := wantString("format", p[0])
-	if err != nil {
-		return nil, err
-	}
+func globalStrftimeNow(x *execution, a *arguments) any {
+	p := a.bind("format")
+	format := wantString("format", p[0])
 	if x.mini {
-		if err := miniStrftime(format); err != nil {
-			return nil, err
-		}
+		miniStrftime(format)
 	}
-	s, err := x.strftime(x.template.now(), format)
-	if err != nil {
-		return nil, fmt.Errorf("strftime_now: %w", err)
-	}
-	return s, nil
+	return x.strftime(x.template.now(), format)
 }
 
 // strftime is datetime.strftime in the C locale, for a time without a zone.
-func (x *execution) strftime(t time.Time, format string) (string, error) {
+func (x *execution) strftime(t time.Time, format string) string {
 	b := &output{x: x}
 	for format != "" {
 		text, rest, found := strings.Cut(format, "%")
-		if err := b.write(text); err != nil {
-			return "", err
-		}
+		b.write(text)
 		if !found {
 			break
 		}
-		if err := x.step(4); err != nil { // a directive takes a few hundred nanoseconds
-			return "", err
-		}
+		x.step(4)                                // a directive takes a few hundred nanoseconds
 		unpadded := strings.HasPrefix(rest, "-") // an extension of the C library: no padding
 		if unpadded {
 			rest = rest[1:]
 		}
 		if rest == "" {
-			return "", errors.New("format ends in %")
+			panic(failure{errors.New("strftime_now: format ends in %")})
 		}
-		s, err := strftimeOne(t, rest[0])
-		if err != nil {
-			return "", err
-		}
+		s := strftimeOne(t, rest[0])
 		if unpadded {
 			if trimmed := strings.TrimLeft(s, "0 "); trimmed != "" {
 				s = trimmed
@@ -206,9 +154,7 @@ func (x *execution) strftime(t time.Time, format string) (string, error) {
 				s = "0"
 			}
 		}
-		if err := b.write(s); err != nil {
-			return "", err
-		}
+		b.write(s)
 		format = rest[1:]
 	}
 	return b.text()
@@ -222,35 +168,35 @@ var strftimeLayouts = map[byte]string{
 	'S': "05", 'T': "15:04:05", 'X': "15:04:05", 'x': "01/02/06", 'Y': "2006", 'y': "06",
 }
 
-func strftimeOne(t time.Time, directive byte) (string, error) {
+func strftimeOne(t time.Time, directive byte) string {
 	if layout, ok := strftimeLayouts[directive]; ok {
-		return t.Format(layout), nil
+		return t.Format(layout)
 	}
 	switch directive {
 	case '%':
-		return "%", nil
+		return "%"
 	case 'n':
-		return "\n", nil
+		return "\n"
 	case 't':
-		return "\t", nil
+		return "\t"
 	case 'Z', 'z': // datetime.now() has no zone
-		return "", nil
+		return ""
 	case 'f':
-		return fmt.Sprintf("%06d", t.Nanosecond()/1000), nil
+		return fmt.Sprintf("%06d", t.Nanosecond()/1000)
 	case 'u':
-		return strconv.Itoa((int(t.Weekday())+6)%7 + 1), nil
+		return strconv.Itoa((int(t.Weekday())+6)%7 + 1)
 	case 'w':
-		return strconv.Itoa(int(t.Weekday())), nil
+		return strconv.Itoa(int(t.Weekday()))
 	case 'U':
-		return fmt.Sprintf("%02d", (t.YearDay()+6-int(t.Weekday()))/7), nil
+		return fmt.Sprintf("%02d", (t.YearDay()+6-int(t.Weekday()))/7)
 	case 'W':
-		return fmt.Sprintf("%02d", (t.YearDay()+6-(int(t.Weekday())+6)%7)/7), nil
+		return fmt.Sprintf("%02d", (t.YearDay()+6-(int(t.Weekday())+6)%7)/7)
 	case 'G':
 		year, _ := t.ISOWeek()
-		return strconv.Itoa(year), nil
+		return strconv.Itoa(year)
 	case 'V':
 		_, week := t.ISOWeek()
-		return fmt.Sprintf("%02d", week), nil
+		return fmt.Sprintf("%02d", week)
 	}
-	return "", unsupported("directive %%%c", directive)
+	panic(failure{fmt.Errorf("strftime_now: %w", unsupported("directive %%%c", directive))})
 }

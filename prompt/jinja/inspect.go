@@ -319,9 +319,6 @@ func walk(node any, visit func(any)) {
 	case *filterNode:
 		filters(n.filters)
 		walk(n.body, visit)
-	case *withNode:
-		each(n.values)
-		walk(n.body, visit)
 	case *scopedNode:
 		walk(n.body, visit)
 	case *macroNode:

@@ -48,54 +48,35 @@ func marked(v any) any {
 }
 
 // escaped is markupsafe's escape.
-func (x *execution) escaped(v any) (markup, error) {
+func (x *execution) escaped(v any) markup {
 	if m, ok := v.(markup); ok {
-		return m, nil
+		return m
 	}
-	s, err := x.str(v)
-	if err == nil {
-		s, err = x.escape(s)
-	}
-	return markup(s), err
+	return markup(x.escape(x.str(v)))
 }
 
 // addMarkup is left + right if one of them is markup.
-func (x *execution) addMarkup(left, right any) (any, error) {
+func (x *execution) addMarkup(left, right any) any {
 	_, ok := textOf(left)
 	_, both := textOf(right)
 	if !ok || !both {
-		return nil, unsupportedOperands("+", left, right)
+		panic(failure{unsupportedOperands("+", left, right)})
 	}
-	a, err := x.escaped(left)
-	if err != nil {
-		return nil, err
-	}
-	b, err := x.escaped(right)
-	if err != nil {
-		return nil, err
-	}
-	s, err := x.concat(len(a)+len(b), string(a), string(b))
-	return markup(s), err
+	a, b := x.escaped(left), x.escaped(right)
+	return markup(x.concat(len(a)+len(b), string(a), string(b)))
 }
 
-func filterEscape(x *execution, v any, a *arguments) (any, error) {
-	if _, err := a.bind(); err != nil {
-		return nil, err
-	}
+func filterEscape(x *execution, v any, a *arguments) any {
+	a.bind()
 	return x.escaped(v)
 }
 
-func filterForceEscape(x *execution, v any, a *arguments) (any, error) {
-	return filterEscape(x, unmarked(v), a)
-}
-
-func filterSafe(x *execution, v any, a *arguments) (any, error) {
-	s, err := filterString(x, v, a)
-	return marked(s), err
+func filterSafe(x *execution, v any, a *arguments) any {
+	return marked(filterString(x, v, a))
 }
 
 // callMarked calls a filter of Python. Most filters take markup as a string. Some return markup for it.
-func (x *execution) callMarked(name string, f builtin, v any, a *arguments) (any, error) {
+func (x *execution) callMarked(name string, f builtin, v any, a *arguments) any {
 	_, isMarkup := v.(markup)
 	if !isMarkup && len(a.positional)+len(a.values) == 0 { // nothing to do in most calls
 		return callNamed(x, name, f, v, a)
@@ -107,18 +88,18 @@ func (x *execution) callMarked(name string, f builtin, v any, a *arguments) (any
 	default:
 		a.unmark()
 	}
-	result, err := callNamed(x, name, f, unmarked(v), a)
+	result := callNamed(x, name, f, unmarked(v), a)
 	switch name {
 	case "capitalize", "center", "indent", "last", "lower", "reverse", "trim", "upper":
 		if isMarkup {
 			result = marked(result)
 		}
 	}
-	return result, err
+	return result
 }
 
 // callTest calls a test. Only the test escaped tells markup from a string.
-func (x *execution) callTest(name string, f builtin, v any, a *arguments) (any, error) {
+func (x *execution) callTest(name string, f builtin, v any, a *arguments) any {
 	if name != "escaped" {
 		v = unmarked(v)
 		a.unmark()
@@ -136,33 +117,25 @@ func (a *arguments) unmark() {
 }
 
 // callMarkup calls a string's method on markup. It escapes the texts that the method puts into its result.
-func callMarkup(x *execution, name string, method builtin, v any, a *arguments) (result any, err error) {
+func callMarkup(x *execution, name string, method builtin, v any, a *arguments) any {
 	var inserted []any
 	switch name {
 	case "replace", "center", "ljust", "rjust":
 		if len(a.names) > 0 {
-			return nil, errors.New("takes no keyword arguments")
+			panic(failure{errors.New("takes no keyword arguments")})
 		}
 		inserted = a.positional[min(1, len(a.positional)):min(2, len(a.positional))]
 	case "join": // of any values
 		if len(a.positional) != 1 {
 			break
 		}
-		items, err := x.iterate(a.positional[0])
-		if err == nil {
-			err = x.chargeList(len(items))
-		}
-		if err != nil {
-			return nil, err
-		}
+		items := x.iterate(a.positional[0])
+		x.chargeList(len(items))
 		inserted = slices.Clone(items)
 		a.positional[0] = &values.List{Items: inserted}
 	}
 	for i, value := range inserted {
-		if inserted[i], err = x.escaped(value); err != nil {
-			return nil, err
-		}
+		inserted[i] = x.escaped(value)
 	}
-	result, err = method(x, v, a)
-	return marked(result), err
+	return marked(method(x, v, a))
 }

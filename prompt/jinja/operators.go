@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -67,41 +68,37 @@ func asFloat(v any) (float64, bool) {
 }
 
 // arithmetic computes left op right as Python does.
-func (x *execution) arithmetic(op string, left, right any) (any, error) {
-	if err := x.step(1); err != nil {
-		return nil, err
-	}
+func (x *execution) arithmetic(op string, left, right any) any {
+	x.step(1)
 	if format, ok := textOf(left); ok && op == "%" && !x.mini {
 		_, isMarkup := left.(markup)
-		text, err := x.percentFormat(format, right, isMarkup)
+		text := x.percentFormat(format, right, isMarkup)
 		if isMarkup {
-			return markup(text), err
+			return markup(text)
 		}
-		return text, err
+		return text
 	}
 	for _, v := range [2]any{left, right} {
 		if u, ok := v.(Undefined); ok {
-			return nil, u.err()
+			panic(failure{u.err()})
 		}
 	}
 	if a, ok := left.(int64); ok {
 		if b, ok := right.(int64); ok && !(x.mini && b < 0) {
 			if v, ok := smallArithmetic(op, a, b); ok {
-				return v, nil
+				return v
 			}
 		}
 	}
 	a, aInt := asInt(left)
 	b, bInt := asInt(right)
 	if x.mini {
-		if v, done, err := miniArithmetic(op, left, right); done {
-			return v, err
+		if v, done := miniArithmetic(op, left, right); done {
+			return v
 		}
 	}
 	if aInt && bInt {
-		if err := x.chargeBigInts(a, b); err != nil {
-			return nil, err
-		}
+		x.chargeBigInts(a, b)
 		return intArithmetic(op, a, b)
 	}
 	f, aNumber := asFloat(left)
@@ -120,7 +117,7 @@ func (x *execution) arithmetic(op string, left, right any) (any, error) {
 			return x.repeat(right, left)
 		}
 	}
-	return nil, unsupportedOperands(op, left, right)
+	panic(failure{unsupportedOperands(op, left, right)})
 }
 
 func unsupportedOperands(op string, left, right any) error {
@@ -160,7 +157,7 @@ func smallArithmetic(op string, a, b int64) (v any, ok bool) {
 	return nil, false
 }
 
-func intArithmetic(op string, a, b *big.Int) (any, error) {
+func intArithmetic(op string, a, b *big.Int) any {
 	r := new(big.Int)
 	switch op {
 	case "+":
@@ -169,24 +166,24 @@ func intArithmetic(op string, a, b *big.Int) (any, error) {
 		r.Sub(a, b)
 	case "*":
 		if a.BitLen()+b.BitLen() > maxIntBits {
-			return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+			panic(failure{fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)})
 		}
 		r.Mul(a, b)
 	case "/":
 		if b.Sign() == 0 {
-			return nil, errZeroDivision
+			panic(failure{errZeroDivision})
 		}
 		f, _ := new(big.Rat).SetFrac(a, b).Float64()
 		if a.Sign() == 0 && b.Sign() < 0 {
 			f = math.Copysign(0, -1)
 		}
 		if math.IsInf(f, 0) {
-			return nil, errors.New("integer division result too large for a float")
+			panic(failure{errors.New("integer division result too large for a float")})
 		}
-		return f, nil
+		return f
 	case "//", "%":
 		if b.Sign() == 0 {
-			return nil, errZeroDivision
+			panic(failure{errZeroDivision})
 		}
 		m := new(big.Int)
 		r.QuoRem(a, b, m)
@@ -204,17 +201,17 @@ func intArithmetic(op string, a, b *big.Int) (any, error) {
 			return floatArithmetic(op, f, g)
 		}
 		if a.BitLen() > 1 && (!b.IsInt64() || b.Int64() > maxIntBits/int64(a.BitLen())) {
-			return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+			panic(failure{fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)})
 		}
 		if a.BitLen() <= 1 { // powers of 0, 1 and -1 are small for every exponent
-			return smallPower(a, b), nil
+			return smallPower(a, b)
 		}
 		r.Exp(a, b, nil)
 	}
 	if r.BitLen() > maxIntBits {
-		return nil, fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)
+		panic(failure{fmt.Errorf("%w: an integer of more than %d bits", ErrLimit, maxIntBits)})
 	}
-	return values.NormalInt(r), nil
+	return values.NormalInt(r)
 }
 
 func smallPower(a, b *big.Int) any {
@@ -229,40 +226,40 @@ func smallPower(a, b *big.Int) any {
 	return int64(1)
 }
 
-func floatArithmetic(op string, a, b float64) (any, error) {
+func floatArithmetic(op string, a, b float64) any {
 	switch op {
 	case "+":
-		return a + b, nil
+		return a + b
 	case "-":
-		return a - b, nil
+		return a - b
 	case "*":
-		return a * b, nil
+		return a * b
 	case "/":
 		if b == 0 {
-			return nil, errZeroDivision
+			panic(failure{errZeroDivision})
 		}
-		return a / b, nil
+		return a / b
 	case "//", "%":
 		if b == 0 {
-			return nil, errZeroDivision
+			panic(failure{errZeroDivision})
 		}
 		quotient, remainder := floatDivMod(a, b)
 		if op == "%" {
-			return remainder, nil
+			return remainder
 		}
-		return quotient, nil
+		return quotient
 	}
 	switch {
 	case a == 0 && b < 0:
-		return nil, errors.New("0.0 cannot be raised to a negative power")
+		panic(failure{errors.New("0.0 cannot be raised to a negative power")})
 	case a < 0 && b != math.Trunc(b) && !math.IsInf(a, 0):
-		return nil, unsupported("complex numbers")
+		panic(failure{unsupported("complex numbers")})
 	}
 	power := math.Pow(a, b)
 	if math.IsInf(power, 0) && !math.IsInf(a, 0) && !math.IsInf(b, 0) {
-		return nil, errors.New("result too large")
+		panic(failure{errors.New("result too large")})
 	}
-	return power, nil
+	return power
 }
 
 // floatDivMod is Python's divmod of floats. The remainder has the divisor's sign.
@@ -288,7 +285,7 @@ func floatDivMod(a, b float64) (quotient, remainder float64) {
 }
 
 // add concatenates strings, lists or tuples.
-func (x *execution) add(left, right any) (any, error) {
+func (x *execution) add(left, right any) any {
 	switch a := left.(type) {
 	case markup:
 		return x.addMarkup(left, right)
@@ -299,7 +296,7 @@ func (x *execution) add(left, right any) (any, error) {
 		if _, ok := right.(markup); ok {
 			return x.addMarkup(left, right)
 		}
-		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))
+		panic(failure{fmt.Errorf("can only concatenate str (not \"%s\") to str", kindName(right))})
 	case *values.List:
 		b, ok := right.(*values.List)
 		kind := a.Kind
@@ -307,35 +304,30 @@ func (x *execution) add(left, right any) (any, error) {
 			kind = values.View
 		}
 		if ok && (x.mini || a.Kind == b.Kind && (a.Kind == values.PlainList || a.Kind == values.Tuple)) {
-			if err := x.chargeList(len(a.Items) + len(b.Items)); err != nil {
-				return nil, err
-			}
+			x.chargeList(len(a.Items) + len(b.Items))
 			items := make([]any, 0, len(a.Items)+len(b.Items))
-			return &values.List{Items: append(append(items, a.Items...), b.Items...), Kind: kind}, nil
+			return &values.List{Items: append(append(items, a.Items...), b.Items...), Kind: kind}
 		}
 	}
-	return nil, unsupportedOperands("+", left, right)
+	panic(failure{unsupportedOperands("+", left, right)})
 }
 
 // repeat is v * times for a string or list, as in "ab" * 3 and [1, 2] * 3.
-func (x *execution) repeat(v, times any) (any, error) {
+func (x *execution) repeat(v, times any) any {
 	n, ok := smallInt(times)
 	if x.mini && n < 0 {
-		return nil, unsupportedOperands("*", v, times)
+		panic(failure{unsupportedOperands("*", v, times)})
 	}
 	n = max(n, 0)
 	switch a := v.(type) {
 	case markup:
-		text, err := x.repeat(string(a), times)
-		return marked(text), err
+		return marked(x.repeat(string(a), times))
 	case string:
 		if !ok || len(a) > 0 && n > x.limits.OutputBytes/len(a) {
-			return nil, x.chargeString(math.MaxInt)
+			x.checkSize(math.MaxInt)
 		}
-		if err := x.chargeString(len(a) * n); err != nil {
-			return nil, err
-		}
-		return strings.Repeat(a, n), nil
+		x.chargeString(len(a) * n)
+		return strings.Repeat(a, n)
 	case *values.List:
 		kind := a.Kind
 		if x.mini {
@@ -344,68 +336,62 @@ func (x *execution) repeat(v, times any) (any, error) {
 			break
 		}
 		if !ok || len(a.Items) > 0 && n > x.limits.Steps/len(a.Items) {
-			return nil, x.chargeList(math.MaxInt32)
+			x.chargeList(math.MaxInt32)
 		}
-		if err := x.chargeList(len(a.Items) * n); err != nil {
-			return nil, err
-		}
+		x.chargeList(len(a.Items) * n)
 		items := make([]any, 0, len(a.Items)*n)
 		for range n {
 			items = append(items, a.Items...)
 		}
-		return &values.List{Items: items, Kind: kind}, nil
+		return &values.List{Items: items, Kind: kind}
 	}
-	return nil, unsupportedOperands("*", v, times)
+	panic(failure{unsupportedOperands("*", v, times)})
 }
 
 // signed is -v or +v.
-func (x *execution) signed(v any, negative bool) (any, error) {
+func (x *execution) signed(v any, negative bool) any {
 	if u, ok := v.(Undefined); ok {
-		return nil, u.err()
+		panic(failure{u.err()})
 	}
 	if f, ok := v.(float64); ok {
 		if negative {
 			f = -f
 		}
-		return f, nil
+		return f
 	}
 	n, ok := asInt(v)
 	if !ok {
-		return nil, fmt.Errorf("bad operand type for a sign: '%s'", kindName(v))
+		panic(failure{fmt.Errorf("bad operand type for a sign: '%s'", kindName(v))})
 	}
-	if err := x.chargeBigInt(n); err != nil {
-		return nil, err
-	}
+	x.chargeBigInt(n)
 	if negative {
 		n = new(big.Int).Neg(n)
 	}
-	return values.NormalInt(n), nil
+	return values.NormalInt(n)
 }
 
 // compareNumbers compares two numbers exactly, as Python does; ordered is false if one of them is NaN.
-func (x *execution) compareNumbers(left, right any) (order int, ordered bool, err error) {
+func (x *execution) compareNumbers(left, right any) (order int, ordered bool) {
 	if a, ok := left.(int64); ok {
 		if b, ok := right.(int64); ok {
-			return cmp.Compare(a, b), true, nil
+			return cmp.Compare(a, b), true
 		}
 	}
 	a, aInt := asInt(left)
 	b, bInt := asInt(right)
-	if err := x.chargeBigInts(a, b); err != nil {
-		return 0, false, err
-	}
+	x.chargeBigInts(a, b)
 	if aInt && bInt {
-		return a.Cmp(b), true, nil
+		return a.Cmp(b), true
 	}
 	f, _ := asFloat(left)
 	g, _ := asFloat(right)
 	switch {
 	case math.IsNaN(f) || math.IsNaN(g):
-		return 0, false, nil
+		return 0, false
 	case math.IsInf(f, 0) || math.IsInf(g, 0):
-		return cmp.Compare(f, g), true, nil
+		return cmp.Compare(f, g), true
 	}
-	return exact(left, a).Cmp(exact(right, b)), true, nil
+	return exact(left, a).Cmp(exact(right, b)), true
 }
 
 // exact returns a finite number without rounding. n is its value if it is an integer, else nil.
@@ -426,128 +412,113 @@ func isNumber(v any) bool {
 }
 
 // equal is Python's ==.
-func (x *execution) equal(left, right any) (bool, error) {
-	if err := x.step(1); err != nil {
-		return false, err
-	}
+func (x *execution) equal(left, right any) bool {
+	x.step(1)
 	if isNumber(left) && isNumber(right) {
-		order, ordered, err := x.compareNumbers(left, right)
-		return ordered && order == 0, err
+		order, ordered := x.compareNumbers(left, right)
+		return ordered && order == 0
 	}
 	switch a := left.(type) {
 	case nil:
-		return right == nil, nil
+		return right == nil
 	case markup:
 		return x.equal(string(a), right)
 	case string:
 		b, ok := textOf(right)
 		if !ok || len(a) != len(b) {
-			return false, nil
+			return false
 		}
-		return a == b, x.step(len(a) / bytesPerStep)
+		x.step(len(a) / bytesPerStep)
+		return a == b
 	case Undefined:
 		_, ok := right.(Undefined)
-		return ok, nil
+		return ok
 	case *values.List:
 		b, ok := right.(*values.List)
 		if ok && x.mini {
 			return x.equalItems(a.Items, b.Items)
 		}
 		if !ok || a.Kind != b.Kind {
-			return false, nil
+			return false
 		}
 		if a == b || a.Kind == values.View {
-			return a == b, nil
+			return a == b
 		}
 		return x.equalItems(a.Items, b.Items)
 	case *values.Dict:
 		b, ok := right.(*values.Dict)
 		if !ok || a.Len() != b.Len() {
-			return false, nil
+			return false
 		}
 		return x.equalDicts(a, b)
 	case *namespace, *loop, *function, *generator:
-		return left == right, nil
+		return left == right
 	}
-	return false, nil
+	return false
 }
 
-func (x *execution) equalItems(a, b []any) (bool, error) {
+func (x *execution) equalItems(a, b []any) bool {
 	if len(a) != len(b) {
-		return false, nil
+		return false
 	}
-	if err := x.enter(); err != nil {
-		return false, err
-	}
+	x.enter()
 	defer x.leave()
 	for i := range a {
-		if ok, err := x.equal(a[i], b[i]); err != nil || !ok {
-			return false, err
+		if !x.equal(a[i], b[i]) {
+			return false
 		}
 	}
-	return true, nil
+	return true
 }
 
-func (x *execution) equalDicts(a, b *values.Dict) (bool, error) {
-	if err := x.enter(); err != nil {
-		return false, err
-	}
+func (x *execution) equalDicts(a, b *values.Dict) bool {
+	x.enter()
 	defer x.leave()
 	for key, v := range a.All() {
-		if err := x.chargeLookup(key); err != nil {
-			return false, err
-		}
-		w, ok := b.Lookup(key)
-		if !ok {
-			return false, nil
-		}
-		if ok, err := x.equal(v, w); err != nil || !ok {
-			return false, err
+		x.chargeLookup(key)
+		if w, ok := b.Lookup(key); !ok || !x.equal(v, w) {
+			return false
 		}
 	}
-	return true, nil
+	return true
 }
 
 // compare is Python's comparison with an operator.
-func (x *execution) compare(op string, left, right any) (bool, error) {
+func (x *execution) compare(op string, left, right any) bool {
 	switch op {
 	case "==":
 		return x.equal(left, right)
 	case "!=":
-		ok, err := x.equal(left, right)
-		return !ok, err
+		return !x.equal(left, right)
 	case "in":
 		return x.contains(right, left)
 	case "not in":
-		ok, err := x.contains(right, left)
-		return !ok, err
+		return !x.contains(right, left)
 	}
-	order, ordered, err := x.order(op, left, right)
-	if err != nil || !ordered {
-		return false, err
+	order, ordered := x.order(op, left, right)
+	if !ordered {
+		return false
 	}
 	switch op {
 	case "<":
-		return order < 0, nil
+		return order < 0
 	case ">":
-		return order > 0, nil
+		return order > 0
 	case "<=":
-		return order <= 0, nil
+		return order <= 0
 	}
-	return order >= 0, nil
+	return order >= 0
 }
 
 // order compares two values; ordered is false for NaN.
-func (x *execution) order(op string, left, right any) (order int, ordered bool, err error) {
-	if err := x.step(1); err != nil {
-		return 0, false, err
-	}
+func (x *execution) order(op string, left, right any) (order int, ordered bool) {
+	x.step(1)
 	for _, v := range [2]any{left, right} {
 		if u, ok := v.(Undefined); ok {
 			if x.mini {
-				return 0, false, unsupported("the order of an undefined value")
+				panic(failure{unsupported("the order of an undefined value")})
 			}
-			return 0, false, u.err()
+			panic(failure{u.err()})
 		}
 	}
 	if isNumber(left) && isNumber(right) {
@@ -559,7 +530,8 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 	case string:
 		if b, ok := textOf(right); ok {
 			// The byte order of UTF-8 is the order of code points.
-			return cmp.Compare(a, b), true, x.step(min(len(a), len(b)) / bytesPerStep)
+			x.step(min(len(a), len(b)) / bytesPerStep)
+			return cmp.Compare(a, b), true
 		}
 	case *values.List:
 		if b, ok := right.(*values.List); ok && a.Kind == b.Kind &&
@@ -568,132 +540,94 @@ func (x *execution) order(op string, left, right any) (order int, ordered bool, 
 		}
 	}
 	if x.mini { // MiniJinja can order values of any two types
-		return 0, false, unsupported("the order of %s and %s", kindName(left), kindName(right))
+		panic(failure{unsupported("the order of %s and %s", kindName(left), kindName(right))})
 	}
-	return 0, false, fmt.Errorf(
-		"'%s' not supported between instances of '%s' and '%s'",
-		op,
-		kindName(left),
-		kindName(right),
-	)
+	panic(failure{fmt.Errorf("'%s' not supported between instances of '%s' and '%s'",
+		op, kindName(left), kindName(right))})
 }
 
-func (x *execution) orderItems(op string, a, b []any) (order int, ordered bool, err error) {
-	if err := x.enter(); err != nil {
-		return 0, false, err
-	}
+func (x *execution) orderItems(op string, a, b []any) (order int, ordered bool) {
+	x.enter()
 	defer x.leave()
 	for i := range min(len(a), len(b)) {
-		same, err := x.equal(a[i], b[i])
-		if err != nil {
-			return 0, false, err
-		}
-		if !same {
+		if !x.equal(a[i], b[i]) {
 			return x.order(op, a[i], b[i])
 		}
 	}
-	return cmp.Compare(len(a), len(b)), true, nil
+	return cmp.Compare(len(a), len(b)), true
 }
 
 // contains is Python's "item in container".
-func (x *execution) contains(container, item any) (bool, error) {
-	if err := x.step(1); err != nil {
-		return false, err
-	}
+func (x *execution) contains(container, item any) bool {
+	x.step(1)
 	switch c := container.(type) {
 	case markup:
 		return x.contains(string(c), item)
 	case string:
 		text, ok := textOf(item)
 		if !ok && x.mini {
-			var err error
-			if text, err = x.display(item); err != nil {
-				return false, err
-			}
+			text = x.display(item)
 			ok = true
 		}
 		if !ok {
-			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))
+			panic(failure{fmt.Errorf("'in <string>' requires string as left operand, not %s", kindName(item))})
 		}
-		if err := x.chargeBytes(len(c)); err != nil {
-			return false, err
-		}
-		return strings.Contains(c, text), nil
+		x.chargeBytes(len(c))
+		return strings.Contains(c, text)
 	case *values.Dict:
 		if !hashable(item) {
-			return false, unhashable(item)
+			panic(failure{unhashable(item)})
 		}
-		return c.Find(item) >= 0, x.chargeLookup(item)
+		x.chargeLookup(item)
+		return c.Find(item) >= 0
 	case *generator: // stops at the item
 		for {
-			v, ok, err := x.pull(c)
-			if err == nil && ok {
-				ok, err = x.equal(v, item)
-			} else if !ok {
-				return false, err
-			}
-			if ok || err != nil {
-				return ok, err
+			v, ok := x.pull(c)
+			if !ok || x.equal(v, item) {
+				return ok
 			}
 		}
 	case *values.List, Undefined:
-		items, err := x.iterate(c)
-		if err != nil {
-			return false, err
-		}
-		for _, v := range items {
-			if ok, err := x.equal(v, item); err != nil || ok {
-				return ok, err
-			}
-		}
-		return false, nil
+		return slices.ContainsFunc(x.iterate(c), func(v any) bool { return x.equal(v, item) })
 	}
-	return false, fmt.Errorf("argument of type '%s' is not iterable", kindName(container))
+	panic(failure{fmt.Errorf("argument of type '%s' is not iterable", kindName(container))})
 }
 
 // iterate returns the items of a loop over a value. It empties a generator. The caller must not change the slice.
-func (x *execution) iterate(v any) ([]any, error) {
+func (x *execution) iterate(v any) []any {
 	switch c := v.(type) {
 	case *values.List:
-		return c.Items, nil
+		return c.Items
 	case *generator:
 		items := &pieces{x: x}
 		for {
-			item, ok, err := x.pull(c)
-			if err == nil && ok {
-				err = items.add(item)
+			item, ok := x.pull(c)
+			if !ok {
+				return items.items
 			}
-			if err != nil || !ok {
-				return items.items, err
-			}
+			items.add(item)
 		}
 	case *values.Dict:
-		return c.Keys(), nil
+		return c.Keys()
 	case markup:
 		return x.iterate(string(c))
 	case string:
-		if err := x.chargeBytes(len(c)); err != nil {
-			return nil, err
-		}
+		x.chargeBytes(len(c))
 		n := utf8.RuneCountInString(c)
-		if err := x.chargeList(n); err != nil {
-			return nil, err
-		}
+		x.chargeList(n)
 		items := make([]any, 0, n)
 		count := x.meter(c)
 		for i, r := range c {
-			if err := count.at(i); err != nil {
-				return nil, err
-			}
+			count.at(i)
 			items = append(items, character(r))
 		}
-		return items, nil
+		return items
 	case nil:
 		if x.mini {
-			return nil, nil
+			return nil
 		}
 	case Undefined:
-		return nil, nil
+		return nil
 	}
-	return nil, fmt.Errorf("'%s' object is not iterable", kindName(v))
+	panic(failure{fmt.Errorf("'%s' object is not iterable", kindName(v))})
 }

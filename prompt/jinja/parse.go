@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,7 +60,7 @@ func (p *parser) noSuch(kind, name string) builtin {
 	if p.dialect == Python {
 		p.unknown = append(p.unknown, &Error{Line: p.current().line, Err: err})
 	}
-	return func(*execution, any, *arguments) (any, error) { return nil, err }
+	return func(*execution, any, *arguments) any { panic(failure{err}) }
 }
 
 // failUnknown fails for the first unknown filter or test after the known ones.
@@ -208,8 +207,6 @@ func (p *parser) statement() statement {
 		return p.callStatement(line)
 	case "filter":
 		return p.filterStatement(line)
-	case "with":
-		return p.withStatement(line)
 	case "print":
 		return p.printStatement(line)
 	case "generation":
@@ -222,14 +219,14 @@ func (p *parser) statement() statement {
 			p.fail("%s outside of a loop", name)
 		}
 		if name == "break" {
-			return loopExit{errBreak}
+			return loopExit(breaks)
 		}
-		return loopExit{errContinue}
-	case "include", "import", "from", "extends", "block", "autoescape":
+		return loopExit(continues)
+	case "include", "import", "from", "extends", "block", "autoescape", "with":
 		for p.err == nil && p.current().kind != tokenBlockEnd {
 			p.advance()
 		}
-		if name == "block" || name == "autoescape" {
+		if name == "block" || name == "autoescape" || name == "with" {
 			p.body(name, "end"+name)
 			p.takeName(p.current().text) // of the block
 		}
@@ -293,20 +290,6 @@ func (p *parser) setStatement(line int) statement {
 	}
 	node.filters = p.filters()
 	node.body, _ = p.body("set", "endset")
-	return node
-}
-
-func (p *parser) withStatement(line int) statement {
-	node := &withNode{line: line}
-	for p.err == nil && p.current().kind != tokenBlockEnd {
-		if len(node.targets) > 0 {
-			p.wantOperator(",")
-		}
-		node.targets = append(node.targets, p.target(""))
-		p.wantOperator("=")
-		node.values = append(node.values, p.conditional())
-	}
-	node.body, _ = p.body("with", "endwith")
 	return node
 }
 
@@ -682,36 +665,30 @@ func (p *parser) parenthesis() expression {
 }
 
 func (p *parser) list() expression {
-	p.advance()
 	node := &sequence{}
-	for p.err == nil && !p.isOperator("]") {
-		if len(node.items) > 0 {
-			p.wantOperator(",")
-			if p.isOperator("]") {
-				break
-			}
-		}
-		node.items = append(node.items, p.conditional())
-	}
-	p.wantOperator("]")
+	p.separated("[", "]", func() { node.items = append(node.items, p.conditional()) })
 	return node
 }
 
-func (p *parser) dict() expression {
-	p.advance()
-	node := &dictNode{}
-	for p.err == nil && !p.isOperator("}") {
-		if len(node.keys) > 0 {
+// separated parses what stands between two operators, separated by commas, with item. The last may end in a comma.
+func (p *parser) separated(open, end string, item func()) {
+	p.wantOperator(open)
+	for p.err == nil && !p.isOperator(end) {
+		item()
+		if !p.isOperator(end) {
 			p.wantOperator(",")
-			if p.isOperator("}") {
-				break
-			}
 		}
+	}
+	p.wantOperator(end)
+}
+
+func (p *parser) dict() expression {
+	node := &dictNode{}
+	p.separated("{", "}", func() {
 		node.keys = append(node.keys, p.conditional())
 		p.wantOperator(":")
 		node.values = append(node.values, p.conditional())
-	}
-	p.wantOperator("}")
+	})
 	return node
 }
 
@@ -783,14 +760,7 @@ func (p *parser) subscribed() link {
 
 func (p *parser) arguments() *argumentList {
 	list := &argumentList{}
-	p.wantOperator("(")
-	for count := 0; p.err == nil && !p.isOperator(")"); count++ {
-		if count > 0 {
-			p.wantOperator(",")
-			if p.isOperator(")") {
-				break
-			}
-		}
+	p.separated("(", ")", func() {
 		switch {
 		case p.isOperator("*"):
 			if list.star != nil || list.doubleStar != nil {
@@ -824,8 +794,7 @@ func (p *parser) arguments() *argumentList {
 			}
 			list.positional = append(list.positional, p.conditional())
 		}
-	}
-	p.wantOperator(")")
+	})
 	return list
 }
 
@@ -896,8 +865,3 @@ func (p *parser) test() link {
 	}
 	return link
 }
-
-var (
-	errBreak    = errors.New("break")
-	errContinue = errors.New("continue")
-)

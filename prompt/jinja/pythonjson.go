@@ -27,10 +27,15 @@ func PythonJSON(ctx context.Context, v any, format JSONFormat, limits Limits) (s
 	if format.Compact {
 		w.itemSeparator, w.keySeparator = ",", ":"
 	}
-	if err := w.value(v); err != nil {
+	text := ""
+	err := x.try(func() {
+		w.value(v)
+		text = w.out.text()
+	})
+	if err != nil {
 		return "", fmt.Errorf("JSON: %w", err)
 	}
-	return w.out.text()
+	return text, nil
 }
 
 // pythonJSON stands for a template where there is none.

@@ -8,39 +8,39 @@ import (
 	"kvepp/prompt/values"
 )
 
-// statement is a part of a template that writes text or sets names.
+// statement is a part of a template that writes text or sets names. It sets execution.line before its own work.
 type statement interface {
-	run(s *scope) error
+	run(s *scope) exit
 }
+
+// exit says how a statement ended.
+type exit uint8
+
+const (
+	finished exit = iota
+	breaks
+	continues
+)
 
 // block is a sequence of statements.
 type block []statement
 
-func (b block) run(s *scope) error {
+func (b block) run(s *scope) exit {
 	for _, node := range b {
-		if err := node.run(s); err != nil {
-			return err
+		if exit := node.run(s); exit != finished {
+			return exit
 		}
 	}
-	return nil
-}
-
-// at adds the line to an error, unless it has a position already or is errBreak or errContinue.
-func (s *scope) at(line int, err error) error {
-	if err == nil || errors.Is(err, errBreak) || errors.Is(err, errContinue) {
-		return err
-	}
-	var placed *Error
-	if errors.As(err, &placed) {
-		return err
-	}
-	return &Error{Template: s.x.template.name, Line: line, Err: err}
+	return finished
 }
 
 // textNode is text outside tags.
 type textNode string
 
-func (n textNode) run(s *scope) error { return s.out.write(string(n)) }
+func (n textNode) run(s *scope) exit {
+	s.out.write(string(n))
+	return finished
+}
 
 // printNode is {{ value }} and {% print value, value %}.
 type printNode struct {
@@ -48,35 +48,26 @@ type printNode struct {
 	values []expression
 }
 
-func (n *printNode) run(s *scope) error {
+func (n *printNode) run(s *scope) exit {
+	s.x.line = n.line
 	for _, value := range n.values {
-		if err := n.print(s, value); err != nil {
-			return s.at(n.line, err)
-		}
+		n.print(s, value)
 	}
-	return nil
+	return finished
 }
 
-func (n *printNode) print(s *scope, value expression) error {
-	var v any
-	var err error
-	if sum, ok := value.(*arithmetic); ok {
-		var buffer [8]string
-		var texts []string
-		if v, texts, err = sum.evalTexts(s, buffer[:0]); texts != nil {
-			return s.out.write(texts...)
-		}
+func (n *printNode) print(s *scope, value expression) {
+	sum, ok := value.(*arithmetic)
+	if !ok {
+		s.out.write(s.x.str(value.eval(s)))
+		return
+	}
+	var buffer [8]string
+	if v, texts := sum.evalTexts(s, buffer[:0]); texts != nil {
+		s.out.write(texts...)
 	} else {
-		v, err = value.eval(s)
+		s.out.write(s.x.str(v))
 	}
-	if err != nil {
-		return err
-	}
-	text, err := s.x.str(v)
-	if err != nil {
-		return err
-	}
-	return s.out.write(text)
 }
 
 // ifNode is {% if %} with its elifs and else.
@@ -91,16 +82,12 @@ type ifBranch struct {
 	body      block
 }
 
-func (n *ifNode) run(s *scope) error {
+func (n *ifNode) run(s *scope) exit {
 	for i := range n.branches {
 		branch := &n.branches[i]
-		v, err := branch.condition.eval(s)
-		if err == nil {
-			err = s.x.step(1)
-		}
-		if err != nil {
-			return s.at(branch.line, err)
-		}
+		s.x.line = branch.line
+		v := branch.condition.eval(s)
+		s.x.step(1)
 		if truth(v) {
 			return branch.body.run(s)
 		}
@@ -113,28 +100,22 @@ type loop struct {
 	items   []any    // the items so far: all of them if next is nil
 	next    nextItem // makes further items
 	index   int
-	depth   int                             // recursion depth, from 0
-	changed *values.List                    // the arguments of the last loop.changed
-	recurse func(items any) (string, error) // nil unless the loop is recursive
+	depth   int                    // recursion depth, from 0
+	recurse func(items any) string // nil unless the loop is recursive
 }
 
 // has reports whether the loop has the item of an index. It makes the items up to that one.
-func (l *loop) has(x *execution, index int) (bool, error) {
+func (l *loop) has(x *execution, index int) bool {
 	for l.next != nil && index >= len(l.items) {
-		item, ok, err := l.next()
-		if err == nil && ok {
-			err = x.alloc(2 * itemSize)
-		}
-		if err != nil {
-			return false, err
-		}
+		item, ok := l.next()
 		if !ok {
 			l.next = nil
 			break
 		}
+		x.alloc(2 * itemSize)
 		l.items = append(l.items, item)
 	}
-	return index < len(l.items), nil
+	return index < len(l.items)
 }
 
 // forNode is {% for %}.
@@ -148,68 +129,46 @@ type forNode struct {
 	otherwise block
 }
 
-func (n *forNode) run(s *scope) error {
-	v, err := n.items.eval(s)
-	if err != nil {
-		return s.at(n.line, err)
-	}
-	return n.over(s, v, 0)
+func (n *forNode) run(s *scope) exit {
+	s.x.line = n.line
+	return n.over(s, n.items.eval(s), 0)
 }
 
 // over runs the loop over the items of a value, at this recursion depth.
-func (n *forNode) over(s *scope, v any, depth int) error {
-	l, err := n.start(s, v)
-	if err == nil {
-		err = s.x.alloc(valueSize)
-	}
-	if err != nil {
-		return s.at(n.line, err)
-	}
+func (n *forNode) over(s *scope, v any, depth int) exit {
+	l := n.start(s, v)
+	s.x.alloc(valueSize)
 	l.depth = depth
 	if n.recursive {
-		l.recurse = func(items any) (string, error) {
-			if err := s.x.enter(); err != nil {
-				return "", err
-			}
-			defer s.x.leave()
+		l.recurse = func(items any) string {
+			line := s.x.line
+			s.x.enter()
 			c := &scope{x: s.x, frame: s.frame, out: &output{x: s.x}}
-			if err := n.over(c, items, depth+1); err != nil {
-				return "", err
-			}
+			n.over(c, items, depth+1)
+			s.x.leave()
+			s.x.line = line
 			return c.out.text()
 		}
 	}
 	// Jinja2 runs the else unless the body has reached its end, without a continue or break. MiniJinja runs it without
 	// an item, and after a break at the first one.
 	completed := false
-	for i := 0; ; i++ {
-		if ok, err := l.has(s.x, i); err != nil {
-			return s.at(n.line, err)
-		} else if !ok {
-			break
-		}
+	for i := 0; l.has(s.x, i); i++ {
 		l.index = i
 		body := s.inner()
 		body.frame.set("loop", l)
-		err := s.x.step(1)
-		if err == nil {
-			err = n.target.assign(body, l.items[i])
-		}
-		if err == nil {
-			err = n.body.run(body)
-		}
-		if err == nil {
-			completed = true
-		} else if errors.Is(err, errBreak) {
+		s.x.step(1)
+		n.target.assign(body, l.items[i])
+		exit := n.body.run(body)
+		s.x.line = n.line
+		if exit == breaks {
 			break
-		} else if !errors.Is(err, errContinue) {
-			return s.at(n.line, err)
 		}
-		completed = completed || s.x.mini
+		completed = completed || exit == finished || s.x.mini
 	}
 	switch {
 	case completed || n.otherwise == nil:
-		return nil
+		return finished
 	case s.x.mini:
 		return n.otherwise.run(s)
 	}
@@ -218,45 +177,40 @@ func (n *forNode) over(s *scope, v any, depth int) error {
 
 // start returns the loop over the items of a value. Python evaluates the loop's condition for an item when the loop
 // reaches it, and MiniJinja for all items first.
-func (n *forNode) start(s *scope, v any) (*loop, error) {
+func (n *forNode) start(s *scope, v any) *loop {
 	_, lazy := v.(*generator)
 	if !lazy && n.condition == nil {
-		items, err := s.x.iterate(v)
-		return &loop{items: items}, err
+		return &loop{items: s.x.iterate(v)}
 	}
-	next, err := s.x.iterator(v)
+	next := s.x.iterator(v)
 	l := &loop{next: next}
-	if err != nil || n.condition == nil {
-		return l, err
+	if n.condition == nil {
+		return l
 	}
-	l.next = func() (any, bool, error) {
+	l.next = func() (any, bool) {
 		for {
-			item, ok, err := next()
-			if err == nil && ok {
-				err = s.x.step(1)
+			item, ok := next()
+			if !ok {
+				return nil, false
 			}
-			if err != nil || !ok {
-				return nil, false, err
-			}
+			s.x.step(1)
 			inner := s.inner()
-			if err := n.target.assign(inner, item); err != nil {
-				return nil, false, err
-			}
-			if v, err := n.condition.eval(inner); err != nil || truth(v) {
-				return item, true, err
+			n.target.assign(inner, item)
+			if truth(n.condition.eval(inner)) {
+				return item, true
 			}
 		}
 	}
 	if s.x.mini {
-		_, err = l.has(s.x, math.MaxInt)
+		l.has(s.x, math.MaxInt)
 	}
-	return l, err
+	return l
 }
 
 // loopExit is {% break %} or {% continue %}.
-type loopExit struct{ err error }
+type loopExit exit
 
-func (n loopExit) run(s *scope) error { return n.err }
+func (n loopExit) run(*scope) exit { return exit(n) }
 
 // unsupportedTag is a tag that this package does not have. With include, import and extends Jinja2 fails, too, because
 // Transformers gives it no other templates.
@@ -265,50 +219,44 @@ type unsupportedTag struct {
 	name string
 }
 
-func (n unsupportedTag) run(s *scope) error { return s.at(n.line, unsupported("the tag %s", n.name)) }
+func (n unsupportedTag) run(s *scope) exit {
+	s.x.line = n.line
+	panic(failure{unsupported("the tag %s", n.name)})
+}
 
 // target is something that can be assigned to.
 type target interface {
-	assign(s *scope, value any) error
+	assign(s *scope, value any)
 }
 
 type nameTarget string
 
-func (t nameTarget) assign(s *scope, value any) error {
-	return s.set(string(t), value)
+func (t nameTarget) assign(s *scope, value any) {
+	s.set(string(t), value)
 }
 
 // attributeTarget is an attribute of a namespace.
 type attributeTarget struct{ name, attribute string }
 
-func (t attributeTarget) assign(s *scope, value any) error {
-	v, err := s.get(t.name)
-	if err != nil {
-		return err
-	}
+func (t attributeTarget) assign(s *scope, value any) {
+	v := s.get(t.name)
 	ns, ok := v.(*namespace)
 	if !ok {
-		return errors.New("cannot assign attribute on non-namespace object")
+		panic(failure{errors.New("cannot assign attribute on non-namespace object")})
 	}
-	return ns.set(s.x, t.attribute, value)
+	ns.set(s.x, t.attribute, value)
 }
 
 type tupleTarget []target
 
-func (t tupleTarget) assign(s *scope, value any) error {
-	items, err := s.x.iterate(value)
-	if err != nil {
-		return err
-	}
+func (t tupleTarget) assign(s *scope, value any) {
+	items := s.x.iterate(value)
 	if len(items) != len(t) {
-		return fmt.Errorf("%d values cannot be unpacked into %d names", len(items), len(t))
+		panic(failure{fmt.Errorf("%d values cannot be unpacked into %d names", len(items), len(t))})
 	}
 	for i, target := range t {
-		if err := target.assign(s, items[i]); err != nil {
-			return err
-		}
+		target.assign(s, items[i])
 	}
-	return nil
 }
 
 // setNode is {% set target = value %}, or {% set target %}body{% endset %}.
@@ -320,39 +268,29 @@ type setNode struct {
 	body    block
 }
 
-func (n *setNode) run(s *scope) error {
+func (n *setNode) run(s *scope) exit {
+	s.x.line = n.line
 	var v any
-	var err error
 	if n.value != nil {
-		v, err = n.value.eval(s)
+		v = n.value.eval(s)
 	} else {
-		v, err = n.text(s)
-	}
-	if err == nil {
-		err = s.x.step(1)
-	}
-	if err == nil {
-		err = n.target.assign(s, v)
-	}
-	return s.at(n.line, err)
-}
-
-func (n *setNode) text(s *scope) (any, error) {
-	text, err := s.captureOpen(n.body)
-	if err != nil {
-		return nil, err
-	}
-	return applyFilters(s, text, n.filters)
-}
-
-func applyFilters(s *scope, v any, filters []*filterLink) (any, error) {
-	for _, f := range filters {
-		var err error
-		if v, err = f.apply(s, v); err != nil {
-			return nil, err
+		text, exit := s.capture(n.body, s.x.mini)
+		if exit != finished {
+			return exit
 		}
+		s.x.line = n.line
+		v = applyFilters(s, text, n.filters)
 	}
-	return v, nil
+	s.x.step(1)
+	n.target.assign(s, v)
+	return finished
+}
+
+func applyFilters(s *scope, v any, filters []*filterLink) any {
+	for _, f := range filters {
+		v = f.apply(s, v)
+	}
+	return v
 }
 
 // filterNode is {% filter name %}body{% endfilter %}.
@@ -362,45 +300,14 @@ type filterNode struct {
 	body    block
 }
 
-func (n *filterNode) run(s *scope) error {
-	text, err := s.captureOpen(n.body)
-	if err != nil {
-		return err
+func (n *filterNode) run(s *scope) exit {
+	text, exit := s.capture(n.body, s.x.mini)
+	if exit != finished {
+		return exit
 	}
-	v, err := applyFilters(s, text, n.filters)
-	if err == nil {
-		text, err = s.x.str(v)
-	}
-	if err == nil {
-		err = s.out.write(text)
-	}
-	return s.at(n.line, err)
-}
-
-// withNode is {% with target = value, ... %}. The values cannot see the targets. In MiniJinja they see earlier targets.
-type withNode struct {
-	line    int
-	targets []target
-	values  []expression
-	body    block
-}
-
-func (n *withNode) run(s *scope) error {
-	inner := s.inner()
-	for i, value := range n.values {
-		visible := s
-		if s.x.mini {
-			visible = inner
-		}
-		v, err := value.eval(visible)
-		if err == nil {
-			err = n.targets[i].assign(inner, v)
-		}
-		if err != nil {
-			return s.at(n.line, err)
-		}
-	}
-	return n.body.run(inner)
+	s.x.line = n.line
+	s.out.write(s.x.str(applyFilters(s, text, n.filters)))
+	return finished
 }
 
 // scopedNode is {% generation %}. Like Transformers, it runs its body in a scope of its own, as a macro's body.
@@ -410,12 +317,11 @@ type scopedNode struct {
 	uses macroUses
 }
 
-func (n *scopedNode) run(s *scope) error {
-	text, err := s.capture(n.body)
-	if err == nil {
-		err = s.out.write(text)
-	}
-	return s.at(n.line, err)
+func (n *scopedNode) run(s *scope) exit {
+	text, _ := s.capture(n.body, false)
+	s.x.line = n.line
+	s.out.write(text)
+	return finished
 }
 
 // macro is a macro, or the body of a {% call %}.
@@ -435,30 +341,25 @@ type parameter struct {
 // function returns the macro as a value. Its body sees the names of the scope that defines the macro.
 func (m *macro) function(s *scope) *function {
 	x, defined := s.x, s.frame
-	return &function{name: m.name, macro: true, call: func(_ *execution, a *arguments) (any, error) {
+	return &function{name: m.name, macro: true, call: func(_ *execution, a *arguments) any {
 		// bind searches the arguments for each parameter.
-		if err := x.step(1 + (len(m.parameters)+len(a.positional))*(1+len(a.names))/manyNames); err != nil {
-			return nil, err
-		}
-		if err := x.enter(); err != nil {
-			return nil, err
-		}
-		defer x.leave()
+		x.step(1 + (len(m.parameters)+len(a.positional))*(1+len(a.names))/manyNames)
+		x.enter()
+		line := x.line
+		x.line = m.line
 		inner := &scope{x: x, frame: &frame{parent: defined}, out: &output{x: x}}
-		if err := m.bind(inner, a); err != nil {
-			return nil, inner.at(m.line, err)
-		}
-		if err := m.body.run(inner); err != nil {
-			return nil, err
-		}
+		m.bind(inner, a)
+		m.body.run(inner)
+		x.leave()
+		x.line = line
 		return inner.out.text()
 	}}
 }
 
 // bind sets a macro's parameters and special names from a call's arguments.
-func (m *macro) bind(s *scope, a *arguments) error {
+func (m *macro) bind(s *scope, a *arguments) {
 	if s.x.mini && (m.uses.varargs || m.uses.kwargs) {
-		return unsupported("varargs and kwargs")
+		panic(failure{unsupported("varargs and kwargs")})
 	}
 	used := 0 // keyword arguments
 	for i, param := range m.parameters {
@@ -466,13 +367,7 @@ func (m *macro) bind(s *scope, a *arguments) error {
 		if given {
 			used++
 		}
-		v, err := m.argument(s, a, i, keyword, given)
-		if err != nil {
-			return err
-		}
-		if err := s.set(param.name, v); err != nil {
-			return err
-		}
+		s.set(param.name, m.argument(s, a, i, keyword, given))
 	}
 	if m.uses.caller {
 		caller, given := a.named("caller")
@@ -481,15 +376,13 @@ func (m *macro) bind(s *scope, a *arguments) error {
 		} else {
 			caller = Undefined{Name: "caller", reason: "no caller defined"}
 		}
-		if err := s.set("caller", caller); err != nil {
-			return err
-		}
+		s.set("caller", caller)
 	}
-	return m.bindRest(s, a, used)
+	m.bindRest(s, a, used)
 }
 
 // argument returns the value of parameter i. keyword is the keyword argument with its name, if given.
-func (m *macro) argument(s *scope, a *arguments, i int, keyword any, given bool) (any, error) {
+func (m *macro) argument(s *scope, a *arguments, i int, keyword any, given bool) any {
 	param := m.parameters[i]
 	if s.x.mini && param.fallback != nil && !(i < len(a.positional) && given) {
 		v := keyword
@@ -499,45 +392,41 @@ func (m *macro) argument(s *scope, a *arguments, i int, keyword any, given bool)
 		if _, undefined := v.(Undefined); !given || undefined {
 			return m.miniDefault(s, param.fallback)
 		}
-		return v, nil
+		return v
 	}
 	switch {
 	case i < len(a.positional) && given:
-		return nil, fmt.Errorf("macro %q got two values for %q", m.name, param.name)
+		panic(failure{fmt.Errorf("macro %q got two values for %q", m.name, param.name)})
 	case i < len(a.positional):
-		return a.positional[i], nil
+		return a.positional[i]
 	case given:
-		return keyword, nil
+		return keyword
 	case param.fallback != nil:
 		return param.fallback.eval(s)
 	}
-	return Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", short(param.name))}, nil
+	return Undefined{Name: param.name, reason: fmt.Sprintf("parameter %q was not provided", short(param.name))}
 }
 
 // bindRest sets varargs and kwargs if the macro reads them, and else rejects the arguments that go there. used is the
 // number of keyword arguments that are bound already.
-func (m *macro) bindRest(s *scope, a *arguments, used int) error {
+func (m *macro) bindRest(s *scope, a *arguments, used int) {
 	rest := newTuple()
 	if len(a.positional) > len(m.parameters) {
 		rest.Items = a.positional[len(m.parameters):]
 	}
 	if m.uses.varargs {
-		if err := s.set("varargs", rest); err != nil {
-			return err
-		}
+		s.set("varargs", rest)
 	} else if len(rest.Items) > 0 {
-		return fmt.Errorf("macro %q takes not more than %d argument(s)", m.name, len(m.parameters))
+		panic(failure{fmt.Errorf("macro %q takes not more than %d argument(s)", m.name, len(m.parameters))})
 	}
 	if m.uses.kwargs {
-		if err := s.x.chargeDict(len(a.names)); err != nil {
-			return err
-		}
-		return s.set("kwargs", m.others(a))
+		s.x.chargeDict(len(a.names))
+		s.set("kwargs", m.others(a))
+		return
 	}
 	if used < len(a.names) {
-		return fmt.Errorf("macro %q takes no such keyword argument: %s", m.name, shortNames(a.names))
+		panic(failure{fmt.Errorf("macro %q takes no such keyword argument: %s", m.name, shortNames(a.names))})
 	}
-	return nil
 }
 
 // others returns the keyword arguments that are not parameters.
@@ -561,11 +450,10 @@ next:
 // macroNode is {% macro %}.
 type macroNode struct{ macro *macro }
 
-func (n *macroNode) run(s *scope) error {
-	if err := s.x.chargeMacro(); err != nil {
-		return err
-	}
-	return s.set(n.macro.name, n.macro.function(s))
+func (n *macroNode) run(s *scope) exit {
+	s.x.chargeMacro()
+	s.set(n.macro.name, n.macro.function(s))
+	return finished
 }
 
 // callNode is {% call %}. The callee gets the body as the function caller.
@@ -575,18 +463,9 @@ type callNode struct {
 	caller *macro
 }
 
-func (n *callNode) run(s *scope) error {
-	err := s.x.chargeMacro()
-	var v any
-	if err == nil {
-		v, err = n.call.evalWithCaller(s, n.caller.function(s))
-	}
-	var text string
-	if err == nil {
-		text, err = s.x.str(v)
-	}
-	if err == nil {
-		err = s.out.write(text)
-	}
-	return s.at(n.line, err)
+func (n *callNode) run(s *scope) exit {
+	s.x.line = n.line
+	s.x.chargeMacro()
+	s.out.write(s.x.str(n.call.evalWithCaller(s, n.caller.function(s))))
+	return finished
 }

@@ -77,7 +77,7 @@ func (e *RaiseError) Error() string { return "chat template: " + e.Message }
 // Error adds the position in a template to an error.
 type Error struct {
 	Template string
-	Line     int // from 1
+	Line     int // from 1; 0 before the first tag
 	Err      error
 }
 
@@ -101,11 +101,8 @@ func Compile(name, source string) (*Template, error) { return Python.Compile(nam
 // Compile parses a template of the dialect; see the function Compile.
 func (d Dialect) Compile(name, source string) (*Template, error) {
 	if len(source) > maxSource {
-		return nil, &Error{
-			Template: name,
-			Line:     1,
-			Err:      fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource),
-		}
+		err := fmt.Errorf("source of %d bytes is longer than %d", len(source), maxSource)
+		return nil, &Error{Template: name, Line: 1, Err: err}
 	}
 	if err := d.checkSource(source); err != nil {
 		return nil, &Error{Template: name, Line: 1, Err: err}
@@ -128,22 +125,23 @@ func (d Dialect) Compile(name, source string) (*Template, error) {
 // The render ends when ctx ends. Errors: *RaiseError if the template rejects the request, ErrLimit, ctx's error, and
 // for all of them and for Jinja2's own errors an *Error with the position.
 func (t *Template) Render(ctx context.Context, vars *values.Dict, limits Limits) (string, error) {
-	limits = limits.withDefaults()
-	x := newExecution(ctx, t, limits)
+	x := newExecution(ctx, t, limits.withDefaults())
 	x.vars = vars
 	return x.render()
 }
 
 // render runs the template.
-func (x *execution) render() (string, error) {
-	s := &scope{x: x, frame: &frame{vars: x.vars}, out: &output{x: x}}
-	if err := s.out.grow(min(sizeOf(x.vars, maxInitialBuffer), x.limits.OutputBytes)); err != nil {
-		return "", err
+func (x *execution) render() (text string, err error) {
+	err = x.try(func() {
+		s := &scope{x: x, frame: &frame{vars: x.vars}, out: &output{x: x}}
+		s.out.grow(min(sizeOf(x.vars, maxInitialBuffer), x.limits.OutputBytes))
+		x.template.body.run(s)
+		text = s.out.text()
+	})
+	if err != nil {
+		return "", &Error{Template: x.template.name, Line: x.line, Err: err}
 	}
-	if err := x.template.body.run(s); err != nil {
-		return "", err
-	}
-	return s.out.text()
+	return text, nil
 }
 
 // mostLikely bounds the initial buffer of a render, in bytes.
@@ -225,21 +223,20 @@ func (f *frame) get(name string) (v any, looked int) {
 const manyNames = 16
 
 // get returns the value of a name.
-func (s *scope) get(name string) (any, error) {
+func (s *scope) get(name string) any {
 	v, looked := s.frame.get(name)
 	if looked > manyNames {
-		return v, s.x.step(looked / manyNames)
+		s.x.step(looked / manyNames)
 	}
-	return v, nil
+	return v
 }
 
 // set sets a name in the scope.
-func (s *scope) set(name string, value any) error {
+func (s *scope) set(name string, value any) {
 	s.frame.set(name, value)
 	if n := len(s.frame.bindings); n > manyNames {
-		return s.x.step(n / manyNames)
+		s.x.step(n / manyNames)
 	}
-	return nil
 }
 
 // scope is the environment of a statement: the names that it sees and the text that it writes.
@@ -261,23 +258,13 @@ func (s *scope) inner() *scope {
 	return &block.scope
 }
 
-// capture runs a block in a scope of its own and returns its text.
-func (s *scope) capture(b block) (string, error) {
-	c := &scope{x: s.x, frame: &frame{parent: s.frame}, out: &output{x: s.x}}
-	if err := b.run(c); err != nil {
-		return "", err
-	}
-	return c.out.text()
-}
-
-// captureOpen is capture for the bodies of set and filter. In MiniJinja these have no scope of their own.
-func (s *scope) captureOpen(b block) (string, error) {
-	if !s.x.mini {
-		return s.capture(b)
-	}
+// capture runs a block and returns its text. Unless it is open, the block has a scope of its own; in MiniJinja the
+// bodies of set and filter are open.
+func (s *scope) capture(b block, open bool) (string, exit) {
 	c := &scope{x: s.x, frame: s.frame, out: &output{x: s.x}}
-	if err := b.run(c); err != nil {
-		return "", err
+	if !open {
+		c.frame = &frame{parent: s.frame}
 	}
-	return c.out.text()
+	exit := b.run(c)
+	return c.out.text(), exit
 }

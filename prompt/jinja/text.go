@@ -27,10 +27,8 @@ func isCased(r rune) bool {
 
 func isCaseIgnorable(r rune) bool {
 	return unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) ||
-		strings.ContainsRune(
-			"'.:\u00B7\u0387\u055F\u05F4\u2018\u2019\u2024\u2027\uFE13\uFE52\uFE55\uFF07\uFF0E\uFF1A",
-			r,
-		)
+		strings.ContainsRune("'.:\u00B7\u0387\u055F\u05F4\u2018\u2019\u2024\u2027\uFE13\uFE52\uFE55\uFF07\uFF0E\uFF1A",
+			r)
 }
 
 const (
@@ -39,53 +37,34 @@ const (
 )
 
 // lower is str.lower.
-func (x *execution) lower(s string) (string, error) {
-	if err := x.chargeBytes(len(s)); err != nil {
-		return "", err
-	}
+func (x *execution) lower(s string) string {
+	x.chargeBytes(len(s))
 	if isASCII(s) {
-		return strings.ToLower(s), x.alloc(len(s))
+		x.alloc(len(s))
+		return strings.ToLower(s)
 	}
-	w, err := x.rewrite(s)
-	if err != nil {
-		return "", err
-	}
-	for i, r := range s {
-		if err := w.at(i); err != nil {
-			return "", err
-		}
-		if err := w.writeLower(s, i, r); err != nil {
-			return "", err
-		}
-	}
-	return w.done()
+	return x.recase(s, func(w *rewriter, i int, r rune) { w.writeLower(s, i, r) })
 }
 
 // writeLower writes the lower case of the character r at s[i].
-func (w *rewriter) writeLower(s string, i int, r rune) error {
+func (w *rewriter) writeLower(s string, i int, r rune) {
 	switch r {
 	case 0x130: // capital I with a dot: Go omits the dot
 		w.WriteString("i\u0307")
 	case capitalSigma:
-		ends, err := w.meter.x.endsWord(s, i)
-		if err != nil {
-			return err
-		}
-		if ends {
-			r = finalSigma
+		if w.meter.x.endsWord(s, i) {
+			w.WriteRune(finalSigma)
 		} else {
-			r = unicode.ToLower(r)
+			w.WriteRune(unicode.ToLower(r))
 		}
-		w.WriteRune(r)
 	default:
 		w.WriteRune(unicode.ToLower(r))
 	}
-	return nil
 }
 
 // endsWord reports whether a cased letter precedes s[i] and none follows it. Characters next to s[i] that case ignores
 // are skipped, one step each.
-func (x *execution) endsWord(s string, i int) (bool, error) {
+func (x *execution) endsWord(s string, i int) bool {
 	before, after := s[:i], s[i:]
 	_, size := utf8.DecodeRuneInString(after)
 	after = after[size:]
@@ -93,46 +72,31 @@ func (x *execution) endsWord(s string, i int) (bool, error) {
 		r, n := utf8.DecodeLastRuneInString(before)
 		if n == 0 || !isCaseIgnorable(r) {
 			if n == 0 || !isCased(r) {
-				return false, nil
+				return false
 			}
 			break
 		}
 		before = before[:len(before)-n]
-		if err := x.step(1); err != nil {
-			return false, err
-		}
+		x.step(1)
 	}
 	for {
 		r, n := utf8.DecodeRuneInString(after)
 		if n == 0 || !isCaseIgnorable(r) {
-			return n == 0 || !isCased(r), nil
+			return n == 0 || !isCased(r)
 		}
 		after = after[n:]
-		if err := x.step(1); err != nil {
-			return false, err
-		}
+		x.step(1)
 	}
 }
 
 // upper is str.upper.
-func (x *execution) upper(s string) (string, error) {
-	if err := x.chargeBytes(len(s)); err != nil {
-		return "", err
-	}
+func (x *execution) upper(s string) string {
+	x.chargeBytes(len(s))
 	if isASCII(s) {
-		return strings.ToUpper(s), x.alloc(len(s))
+		x.alloc(len(s))
+		return strings.ToUpper(s)
 	}
-	w, err := x.rewrite(s)
-	if err != nil {
-		return "", err
-	}
-	for i, r := range s {
-		if err := w.at(i); err != nil {
-			return "", err
-		}
-		w.writeUpper(r)
-	}
-	return w.done()
+	return x.recase(s, func(w *rewriter, _ int, r rune) { w.writeUpper(r) })
 }
 
 func (w *rewriter) writeUpper(r rune) {
@@ -152,92 +116,52 @@ func (w *rewriter) writeTitle(r rune) {
 }
 
 // capitalize is str.capitalize: the first character in title case, the others in lower case.
-func (x *execution) capitalize(s string) (string, error) {
+func (x *execution) capitalize(s string) string {
 	first := true
-	return x.recase(s, func(w *rewriter, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) {
 		if first {
 			w.writeTitle(r)
 			first = false
-			return nil
+		} else {
+			w.writeLower(s, i, r)
 		}
-		return w.writeLower(s, i, r)
 	})
 }
 
 // recase rewrites s character by character.
-func (x *execution) recase(s string, write func(w *rewriter, i int, r rune) error) (string, error) {
-	w, err := x.rewrite(s)
-	if err != nil {
-		return "", err
-	}
+func (x *execution) recase(s string, write func(w *rewriter, i int, r rune)) string {
+	w := x.rewrite(s)
 	for i, r := range s {
-		if err := w.at(i); err != nil {
-			return "", err
-		}
-		if err := write(w, i, r); err != nil {
-			return "", err
-		}
+		w.at(i)
+		write(w, i, r)
 	}
 	return w.done()
 }
 
 // title is str.title: each letter that does not follow a letter in title case.
-func (x *execution) title(s string) (string, error) {
+func (x *execution) title(s string) string {
 	after := false
-	return x.recase(s, func(w *rewriter, i int, r rune) error {
+	return x.recase(s, func(w *rewriter, i int, r rune) {
 		within := after
 		after = isCased(r)
-		if !within {
+		if within {
+			w.writeLower(s, i, r)
+		} else {
 			w.writeTitle(r)
-			return nil
 		}
-		return w.writeLower(s, i, r)
 	})
-}
-
-// swapcase is str.swapcase.
-func (x *execution) swapcase(s string) (string, error) {
-	return x.recase(s, func(w *rewriter, i int, r rune) error {
-		switch {
-		case unicode.IsUpper(r):
-			return w.writeLower(s, i, r)
-		case unicode.IsLower(r):
-			w.writeUpper(r)
-		default:
-			w.WriteRune(r)
-		}
-		return nil
-	})
-}
-
-// isCase is str.islower or str.isupper: at least one cased character, and none of the other case.
-func (x *execution) isCase(s string, this, other *unicode.RangeTable) (bool, error) {
-	found := false
-	count := x.meter(s)
-	for i, r := range s {
-		if err := count.at(i); err != nil {
-			return false, err
-		}
-		if unicode.Is(other, r) || unicode.Is(unicode.Lt, r) {
-			return false, nil
-		}
-		found = found || unicode.Is(this, r)
-	}
-	return found, nil
 }
 
 // allRunes reports whether a string is not empty and all its characters satisfy kind.
-func (x *execution) allRunes(s string, kind func(rune) bool) (bool, error) {
+func (x *execution) allRunes(s string, kind func(rune) bool) bool {
 	count := x.meter(s)
 	for i, r := range s {
-		if err := count.at(i); err != nil {
-			return false, err
-		}
+		count.at(i)
 		if !kind(r) {
-			return false, nil
+			return false
 		}
 	}
-	return s != "", nil
+	return s != ""
 }
 
 // isDigitRune is str.isdigit for one character: decimals, and circled, superscript and similar digits.
@@ -267,29 +191,24 @@ type pieces struct {
 }
 
 // add adds an item. It counts the memory when the list grows.
-func (p *pieces) add(item any) error {
+func (p *pieces) add(item any) {
 	if len(p.items) == cap(p.items) {
 		room := max(4, 2*len(p.items))
-		if err := p.x.chargeList(room); err != nil {
-			return err
-		}
+		p.x.chargeList(room)
 		p.items = append(make([]any, 0, room), p.items...)
 	}
 	p.items = append(p.items, item)
-	return nil
 }
 
 func (p *pieces) list() *values.List { return &values.List{Items: p.items} }
 
 // splitLines is str.splitlines.
-func (x *execution) splitLines(s string, keepEnds bool) (*values.List, error) {
+func (x *execution) splitLines(s string, keepEnds bool) *values.List {
 	lines := &pieces{x: x}
 	count := x.meter(s)
 	start := 0
 	for i := 0; i < len(s); {
-		if err := count.at(i); err != nil {
-			return nil, err
-		}
+		count.at(i)
 		r, n := utf8.DecodeRuneInString(s[i:])
 		end := i
 		i += n
@@ -305,65 +224,51 @@ func (x *execution) splitLines(s string, keepEnds bool) (*values.List, error) {
 		if keepEnds {
 			end = i
 		}
-		if err := lines.add(s[start:end]); err != nil {
-			return nil, err
-		}
+		lines.add(s[start:end])
 		start = i
 	}
 	if start < len(s) {
-		if err := lines.add(s[start:]); err != nil {
-			return nil, err
-		}
+		lines.add(s[start:])
 	}
-	return lines.list(), nil
+	return lines.list()
 }
 
 // trim is str.strip of the characters that satisfy in, at the left, the right, or both.
-func (x *execution) trim(s string, in func(rune) bool, left, right bool) (string, error) {
+func (x *execution) trim(s string, in func(rune) bool, left, right bool) string {
 	if left {
-		n, err := x.leading(s, in)
-		if err != nil {
-			return "", err
-		}
+		n := x.leading(s, in)
 		s = s[n:]
 	}
 	if right {
-		n, err := x.trailing(s, in)
-		if err != nil {
-			return "", err
-		}
+		n := x.trailing(s, in)
 		s = s[:len(s)-n]
 	}
-	return s, nil
+	return s
 }
 
 // leading returns the number of bytes at the start of s whose characters satisfy in.
-func (x *execution) leading(s string, in func(rune) bool) (int, error) {
+func (x *execution) leading(s string, in func(rune) bool) int {
 	for i, r := range s {
 		if i%charactersPerStep == charactersPerStep-1 {
-			if err := x.step(1); err != nil {
-				return 0, err
-			}
+			x.step(1)
 		}
 		if !in(r) {
-			return i, nil
+			return i
 		}
 	}
-	return len(s), nil
+	return len(s)
 }
 
 // trailing returns the number of bytes at the end of s whose characters satisfy in.
-func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
+func (x *execution) trailing(s string, in func(rune) bool) int {
 	for n := 0; ; {
 		r, size := utf8.DecodeLastRuneInString(s[:len(s)-n])
 		if size == 0 || !in(r) {
-			return n, nil
+			return n
 		}
 		n += size
 		if n%charactersPerStep < size {
-			if err := x.step(1); err != nil {
-				return 0, err
-			}
+			x.step(1)
 		}
 	}
 }
@@ -371,42 +276,38 @@ func (x *execution) trailing(s string, in func(rune) bool) (int, error) {
 func notSpace(r rune) bool { return !IsSpace(r) }
 
 // splitSpace is str.split, or str.rsplit if fromRight, without a separator. A limit of 0 or more bounds the splits.
-func (x *execution) splitSpace(s string, limit int, fromRight bool) (*values.List, error) {
+func (x *execution) splitSpace(s string, limit int, fromRight bool) *values.List {
 	words := &pieces{x: x}
 	next := x.leading
 	if fromRight {
 		next = x.trailing
 	}
-	rest, err := x.trim(s, IsSpace, !fromRight, fromRight)
-	for ; err == nil && rest != "" && limit != 0; limit-- {
-		var size int
-		if size, err = next(rest, notSpace); err != nil || size == len(rest) {
+	rest := x.trim(s, IsSpace, !fromRight, fromRight)
+	for ; rest != "" && limit != 0; limit-- {
+		size := next(rest, notSpace)
+		if size == len(rest) {
 			break
 		}
 		word, others := rest[:size], rest[size:]
 		if fromRight {
 			word, others = rest[len(rest)-size:], rest[:len(rest)-size]
 		}
-		if err = words.add(word); err != nil {
-			break
-		}
-		rest, err = x.trim(others, IsSpace, !fromRight, fromRight)
+		words.add(word)
+		rest = x.trim(others, IsSpace, !fromRight, fromRight)
 	}
-	if err == nil && rest != "" {
-		err = words.add(rest)
+	if rest != "" {
+		words.add(rest)
 	}
 	if fromRight {
 		slices.Reverse(words.items)
 	}
-	return words.list(), err
+	return words.list()
 }
 
 // split is str.split, or str.rsplit if fromRight, with a separator. A limit of 0 or more bounds the splits.
-func (x *execution) split(s, separator string, limit int, fromRight bool) (*values.List, error) {
+func (x *execution) split(s, separator string, limit int, fromRight bool) *values.List {
 	parts := &pieces{x: x}
-	if err := x.chargeBytes(len(s)); err != nil {
-		return nil, err
-	}
+	x.chargeBytes(len(s))
 	find := strings.Index
 	if fromRight {
 		find = strings.LastIndex
@@ -420,16 +321,14 @@ func (x *execution) split(s, separator string, limit int, fromRight bool) (*valu
 		if fromRight {
 			part, others = others, part
 		}
-		if err := parts.add(part); err != nil {
-			return nil, err
-		}
+		parts.add(part)
 		s = others
 	}
-	err := parts.add(s)
+	parts.add(s)
 	if fromRight {
 		slices.Reverse(parts.items)
 	}
-	return parts.list(), err
+	return parts.list()
 }
 
 // specialCasing holds the characters whose upper or title case is several characters, or differs from Go's. Source:

@@ -2,8 +2,10 @@ package jinja
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -29,9 +31,11 @@ type execution struct {
 	extended bool // the memory for the variables was added
 	now      func() time.Time
 	deadline time.Time
-	depth    int    // nesting of macros and recursive loops
-	last     []byte // the latest long text of concat
-	scratch  []byte // buffer of writeEach
+	depth    int      // nesting of macros and recursive loops
+	line     int      // of the statement that runs
+	calls    []string // the filters, tests and methods that run
+	last     []byte   // the latest long text of concat
+	scratch  []byte   // buffer of writeEach
 }
 
 func newExecution(ctx context.Context, t *Template, limits Limits) *execution {
@@ -72,47 +76,72 @@ const (
 	frameSize = 384
 )
 
-// step counts n steps of work.
-func (x *execution) step(n int) error {
-	x.steps -= n
-	if x.steps > x.checkAt {
-		return nil
-	}
-	return x.checkLimits()
-}
+// failure is the panic that ends a render with an error, as in text/template. try recovers it.
+type failure struct{ err error }
 
-// checkLimits returns an error if the steps or the time are used up, or the context has ended.
-func (x *execution) checkLimits() error {
-	if x.steps < 0 {
-		return fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)
-	}
-	x.checkAt = x.steps - clockInterval
-	if x.now().After(x.deadline) {
-		return fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)
-	}
-	if err := x.ctx.Err(); err != nil {
-		return fmt.Errorf("jinja: %w", err)
-	}
+// try runs f and returns the error of its failure, behind the names of the filters, tests and methods that failed.
+func (x *execution) try(f func()) (err error) {
+	depth, calls := x.depth, len(x.calls)
+	defer func() {
+		cause := recover()
+		if cause == nil {
+			return
+		}
+		failed, ok := cause.(failure)
+		if !ok {
+			panic(cause)
+		}
+		err = failed.err
+		for _, name := range slices.Backward(x.calls[calls:]) {
+			if !errors.Is(err, ErrLimit) {
+				err = fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		x.depth, x.calls = depth, x.calls[:calls]
+	}()
+	f()
 	return nil
 }
 
+// step counts n steps of work. Like all that counts, it fails beyond the limit.
+func (x *execution) step(n int) {
+	x.steps -= n
+	if x.steps <= x.checkAt {
+		x.checkLimits()
+	}
+}
+
+// checkLimits fails if the steps or the time are used up, or the context has ended.
+func (x *execution) checkLimits() {
+	if x.steps < 0 {
+		panic(failure{fmt.Errorf("%w: %d steps", ErrLimit, x.limits.Steps)})
+	}
+	x.checkAt = x.steps - clockInterval
+	if x.now().After(x.deadline) {
+		panic(failure{fmt.Errorf("%w: %v", ErrLimit, x.limits.Timeout)})
+	}
+	if err := x.ctx.Err(); err != nil {
+		panic(failure{fmt.Errorf("jinja: %w", err)})
+	}
+}
+
 // chargeBytes counts the work of searching or comparing text, and of other fast work on bytes.
-func (x *execution) chargeBytes(bytes int) error { return x.step(1 + bytes/bytesPerStep) }
+func (x *execution) chargeBytes(bytes int) { x.step(1 + bytes/bytesPerStep) }
 
 // alloc counts memory.
-func (x *execution) alloc(bytes int) error {
+func (x *execution) alloc(bytes int) {
 	x.memory -= bytes
 	if x.memory >= 0 {
-		return nil
+		return
 	}
 	if x.limits.Memory <= 0 && !x.extended {
 		x.extended = true
 		x.memory += MemoryPerByte * sizeOf(x.vars, 1<<30)
 		if x.memory >= 0 {
-			return nil
+			return
 		}
 	}
-	return fmt.Errorf("%w: more memory than %s", ErrLimit, x.memoryLimit())
+	panic(failure{fmt.Errorf("%w: more memory than %s", ErrLimit, x.memoryLimit())})
 }
 
 func (x *execution) memoryLimit() string {
@@ -123,46 +152,36 @@ func (x *execution) memoryLimit() string {
 }
 
 // chargeString checks the size of a new string, and counts the work and memory of making it.
-func (x *execution) chargeString(bytes int) error {
-	if err := x.checkSize(bytes); err != nil {
-		return err
-	}
-	if err := x.chargeBytes(bytes); err != nil {
-		return err
-	}
-	return x.alloc(bytes)
+func (x *execution) chargeString(bytes int) {
+	x.checkSize(bytes)
+	x.chargeBytes(bytes)
+	x.alloc(bytes)
 }
 
 // checkSize checks the size of a string without counting anything.
-func (x *execution) checkSize(bytes int) error {
+func (x *execution) checkSize(bytes int) {
 	if bytes > x.limits.OutputBytes || bytes < 0 {
-		return fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)
+		panic(failure{fmt.Errorf("%w: a string of more than %d bytes", ErrLimit, x.limits.OutputBytes)})
 	}
-	return nil
 }
 
 // chargeList counts the work and memory of a list of n items.
-func (x *execution) chargeList(n int) error {
-	if err := x.step(1 + n); err != nil {
-		return err
-	}
-	return x.alloc(valueSize + n*itemSize)
+func (x *execution) chargeList(n int) {
+	x.step(1 + n)
+	x.alloc(valueSize + n*itemSize)
 }
 
 // chargeDict counts the work and memory of a dict of n entries.
-func (x *execution) chargeDict(n int) error {
-	if err := x.step(1 + n); err != nil {
-		return err
-	}
-	return x.alloc(valueSize + n*entrySize)
+func (x *execution) chargeDict(n int) {
+	x.step(1 + n)
+	x.alloc(valueSize + n*entrySize)
 }
 
 // enter counts one level of depth. leave undoes it.
-func (x *execution) enter() error {
+func (x *execution) enter() {
 	if x.depth++; x.depth > x.limits.Depth {
-		return fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)
+		panic(failure{fmt.Errorf("%w: deeper than %d", ErrLimit, x.limits.Depth)})
 	}
-	return nil
 }
 
 func (x *execution) leave() { x.depth-- }
@@ -177,12 +196,12 @@ type meter struct {
 func (x *execution) meter(s string) meter { return meter{x: x, size: len(s)} }
 
 // at counts the stretch that begins at position i, if one does.
-func (m *meter) at(i int) error {
+func (m *meter) at(i int) {
 	if i < m.next {
-		return nil
+		return
 	}
 	m.next = i + stretch
-	return m.x.step(1 + min(m.size-i, stretch)/charactersPerStep)
+	m.x.step(1 + min(m.size-i, stretch)/charactersPerStep)
 }
 
 // rewriter builds a text by rewriting another one character by character.
@@ -193,83 +212,68 @@ type rewriter struct {
 }
 
 // rewrite starts to rewrite s.
-func (x *execution) rewrite(s string) (*rewriter, error) {
+func (x *execution) rewrite(s string) *rewriter {
 	w := &rewriter{meter: x.meter(s)}
-	if err := x.alloc(len(s)); err != nil {
-		return nil, err
-	}
+	x.alloc(len(s))
 	w.Grow(len(s))
 	w.counted = len(s)
-	return w, nil
+	return w
 }
 
 // at counts the text written so far, and the stretch of the source that begins at position i, if one does.
-func (w *rewriter) at(i int) error {
+func (w *rewriter) at(i int) {
 	if i < w.meter.next {
-		return nil
+		return
 	}
 	x := w.meter.x
-	if err := x.checkSize(w.Len()); err != nil {
-		return err
-	}
+	x.checkSize(w.Len())
 	if c := w.Cap(); c > w.counted {
 		w.counted = c
-		if err := x.alloc(c); err != nil {
-			return err
-		}
+		x.alloc(c)
 	}
-	return w.meter.at(i)
+	w.meter.at(i)
 }
 
 // done returns the new text.
-func (w *rewriter) done() (string, error) { return w.String(), w.meter.x.checkSize(w.Len()) }
+func (w *rewriter) done() string {
+	w.meter.x.checkSize(w.Len())
+	return w.String()
+}
 
 // longText is the size from which a concatenated text is kept, so that concat can append to it.
 const longText = 1 << 10
 
 // concat concatenates texts of this total size. A template often builds a text by many appends; to avoid copying it
 // each time, concat appends to the buffer of the latest text if that is the first operand.
-func (x *execution) concat(size int, texts ...string) (string, error) {
-	if err := x.checkSize(size); err != nil {
-		return "", err
-	}
+func (x *execution) concat(size int, texts ...string) string {
+	x.checkSize(size)
 	if size < longText {
-		if err := x.chargeString(size); err != nil {
-			return "", err
-		}
-		return strings.Join(texts, ""), nil
+		x.chargeString(size)
+		return strings.Join(texts, "")
 	}
 	first := texts[0]
 	extends := len(first) > 0 && len(first) == len(x.last) && unsafe.StringData(first) == unsafe.SliceData(x.last)
 	if !extends && size < len(x.last) {
-		if err := x.chargeString(size); err != nil {
-			return "", err
-		}
-		return strings.Join(texts, ""), nil
+		x.chargeString(size)
+		return strings.Join(texts, "")
 	}
 	buf := x.last
 	switch {
 	case !extends:
-		if err := x.chargeString(size); err != nil {
-			return "", err
-		}
+		x.chargeString(size)
 		buf = append(make([]byte, 0, size), first...)
 	case cap(buf) < size:
 		room := min(2*size, x.limits.OutputBytes)
-		if err := x.chargeString(room); err != nil {
-			return "", err
-		}
+		x.chargeString(room)
 		buf = append(make([]byte, 0, room), first...)
 	default:
-		if err := x.chargeBytes(size - len(first)); err != nil {
-			return "", err
-		}
+		x.chargeBytes(size - len(first))
 	}
 	for _, text := range texts[1:] {
 		buf = append(buf, text...)
 	}
 	x.last = buf
-	return unsafe.String(unsafe.SliceData(buf), len(buf)), nil
+	return unsafe.String(unsafe.SliceData(buf), len(buf))
 }
 
 // output collects the rendered text within the limits: full pieces, and one that is being filled.
@@ -291,130 +295,106 @@ const (
 func (o *output) Len() int { return o.size + len(o.buf) }
 
 // grow makes room for n more bytes.
-func (o *output) grow(n int) error {
+func (o *output) grow(n int) {
 	if cap(o.buf)-len(o.buf) >= n {
-		return nil
+		return
 	}
 	if cap(o.buf) <= smallPiece {
 		room := max(2*cap(o.buf), len(o.buf)+n, 64)
-		if err := o.x.alloc(room); err != nil {
-			return err
-		}
+		o.x.alloc(room)
 		o.buf = append(make([]byte, 0, room), o.buf...)
-		return nil
+		return
 	}
 	room := max(n, min(2*cap(o.buf), largestPiece))
-	if err := o.x.alloc(room); err != nil {
-		return err
-	}
+	o.x.alloc(room)
 	o.full = append(o.full, unsafe.String(unsafe.SliceData(o.buf), len(o.buf)))
 	o.size += len(o.buf)
 	o.buf = make([]byte, 0, room)
-	return nil
 }
 
 // write writes the texts one after the other.
-func (o *output) write(texts ...string) error {
+func (o *output) write(texts ...string) {
 	size := 0
 	for _, s := range texts {
 		size += len(s)
 	}
 	if o.Len()+size > o.x.limits.OutputBytes {
-		return fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)
+		panic(failure{fmt.Errorf("%w: more than %d bytes of text", ErrLimit, o.x.limits.OutputBytes)})
 	}
-	if err := o.x.chargeBytes(size); err != nil {
-		return err
-	}
-	if err := o.grow(size); err != nil {
-		return err
-	}
+	o.x.chargeBytes(size)
+	o.grow(size)
 	for _, s := range texts {
 		o.buf = append(o.buf, s...)
 	}
-	return nil
 }
 
 // writeEach writes the result of add for s, one stretch at a time.
-func (o *output) writeEach(s string, add func(to []byte, s string) []byte) error {
+func (o *output) writeEach(s string, add func(to []byte, s string) []byte) {
 	for s != "" {
 		n := len(s)
 		if n > stretch {
 			for n = stretch; n > stretch-utf8.UTFMax && !utf8.RuneStart(s[n]); n-- {
 			}
 		}
-		if err := o.x.step(n / charactersPerStep); err != nil {
-			return err
-		}
+		o.x.step(n / charactersPerStep)
 		o.x.scratch = add(o.x.scratch[:0], s[:n])
-		if err := o.write(unsafe.String(unsafe.SliceData(o.x.scratch), len(o.x.scratch))); err != nil {
-			return err
-		}
+		o.write(unsafe.String(unsafe.SliceData(o.x.scratch), len(o.x.scratch)))
 		s = s[n:]
 	}
-	return nil
 }
 
 // text returns the text. It ends the use of o.
-func (o *output) text() (string, error) {
+func (o *output) text() string {
 	if len(o.full) == 0 {
-		return unsafe.String(unsafe.SliceData(o.buf), len(o.buf)), nil
+		return unsafe.String(unsafe.SliceData(o.buf), len(o.buf))
 	}
 	size := o.Len()
-	if err := o.x.alloc(size); err != nil {
-		return "", err
-	}
+	o.x.alloc(size)
 	all := make([]byte, 0, size)
 	for _, piece := range o.full {
 		all = append(all, piece...)
 	}
 	all = append(all, o.buf...)
 	o.full, o.buf = nil, nil
-	return unsafe.String(unsafe.SliceData(all), len(all)), nil
+	return unsafe.String(unsafe.SliceData(all), len(all))
 }
 
 // concatAll is concat for texts of unknown total length.
-func (x *execution) concatAll(texts []string) (string, error) {
+func (x *execution) concatAll(texts []string) string {
 	size := 0
 	for _, s := range texts {
 		size += len(s)
 	}
-	if err := x.step(1 + len(texts)); err != nil {
-		return "", err
-	}
+	x.step(1 + len(texts))
 	return x.concat(size, texts...)
 }
 
 // chargeLookup counts the work of looking up a key in a dict.
-func (x *execution) chargeLookup(key any) error {
+func (x *execution) chargeLookup(key any) {
 	switch k := key.(type) {
 	case string:
-		return x.step(len(k) / bytesPerStep)
+		x.step(len(k) / bytesPerStep)
 	case markup:
-		return x.step(len(k) / bytesPerStep)
+		x.step(len(k) / bytesPerStep)
 	case *big.Int:
-		return x.chargeBigInt(k)
+		x.chargeBigInt(k)
 	}
-	return nil
 }
 
 // chargeBigInt counts the work of an operation on a big integer with quadratic time, and its memory.
-func (x *execution) chargeBigInt(n *big.Int) error {
+func (x *execution) chargeBigInt(n *big.Int) {
 	words := n.BitLen() / 64
 	if words < 2 {
-		return nil
+		return
 	}
-	if err := x.step(words * words / bytesPerStep); err != nil {
-		return err
-	}
-	return x.alloc(8 * words)
+	x.step(words * words / bytesPerStep)
+	x.alloc(8 * words)
 }
 
 // chargeMacro counts the creation of a macro, which keeps its scope alive.
-func (x *execution) chargeMacro() error {
-	if err := x.step(1); err != nil {
-		return err
-	}
-	return x.alloc(valueSize + frameSize)
+func (x *execution) chargeMacro() {
+	x.step(1)
+	x.alloc(valueSize + frameSize)
 }
 
 // shortName is the most bytes of a name from a template or client that an error quotes.
@@ -441,15 +421,12 @@ func shortNames(names []string) string {
 }
 
 // chargeBigInts counts the work and memory of an operation on two integers; either may be nil.
-func (x *execution) chargeBigInts(a, b *big.Int) error {
+func (x *execution) chargeBigInts(a, b *big.Int) {
 	for _, n := range [2]*big.Int{a, b} {
 		if n != nil {
-			if err := x.chargeBigInt(n); err != nil {
-				return err
-			}
+			x.chargeBigInt(n)
 		}
 	}
-	return nil
 }
 
 // asciiCharacters are the ASCII characters as values, so that a list of them needs no memory for its items.

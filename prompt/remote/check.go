@@ -136,15 +136,8 @@ type difference struct {
 func (c *Check) difference(ctx context.Context, s sample) (d *difference, known bool) {
 	defer func() {
 		if r := recover(); r != nil { // a defect; the router recovers from it on a request's path too
-			c.panics.Log(
-				c.log,
-				slog.LevelError,
-				"panic while a request is compared with the engine",
-				"panic",
-				r,
-				"stack",
-				string(debug.Stack()),
-			)
+			c.panics.Log(c.log, slog.LevelError, "panic while a request is compared with the engine", "panic", r,
+				"stack", string(debug.Stack()))
 			d, known = nil, false
 		}
 	}()
@@ -165,9 +158,7 @@ func (c *Check) difference(ctx context.Context, s sample) (d *difference, known 
 			c.silent = true
 			c.log.Warn(
 				"--tokenizer-check could not compare a request with the engine; it continues with later requests",
-				"error",
-				brief(err),
-			)
+				"error", brief(err))
 			c.log.Debug("the engine's response to the comparison", "error", err)
 		}
 		return nil, false

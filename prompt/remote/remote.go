@@ -98,8 +98,8 @@ type Config struct {
 	APIKey func() string
 	// As is the name of the model at the server, in place of the one in the request. Empty: the same.
 	As string
-	// SkipVerify accepts every certificate of an https server.
-	SkipVerify bool
+	// TLS are the settings of connections to an https server. nil: Go's.
+	TLS *tls.Config
 	// Timeout is the longest time that a request may take, including the wait for a free slot.
 	Timeout time.Duration
 }
@@ -153,10 +153,8 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 	case u.RawQuery != "" || u.Fragment != "" || u.User != nil:
 		return nil, fmt.Errorf("prompt/remote: %q: only a scheme, a host and a path are allowed", cfg.URL)
 	case cfg.Engine != prompt.VLLM && cfg.Engine != prompt.SGLang:
-		return nil, fmt.Errorf(
-			"prompt/remote: %s has no endpoint that tokenizes; only vLLM and SGLang have one",
-			cfg.Engine,
-		)
+		return nil, fmt.Errorf("prompt/remote: %s has no endpoint that tokenizes; only vLLM and SGLang have one",
+			cfg.Engine)
 	case cfg.Timeout <= 0:
 		return nil, errors.New("prompt/remote: the timeout must be above 0")
 	}
@@ -174,7 +172,7 @@ func New(cfg Config, m *metrics.Metrics, log *slog.Logger) (*Client, error) {
 				MaxConnsPerHost:     Concurrency,
 				MaxIdleConnsPerHost: Concurrency,
 				IdleConnTimeout:     idle,
-				TLSClientConfig:     &tls.Config{InsecureSkipVerify: cfg.SkipVerify},
+				TLSClientConfig:     cfg.TLS,
 				DisableCompression:  true, // so that the bound of a response also bounds memory
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -256,9 +254,7 @@ func (c *Client) report(err error, probe bool) {
 	case opened:
 		c.log.Warn(
 			"the breaker of the engine's tokenizer opens: kvepp routes requests that only it can tokenize by load",
-			"error",
-			brief(err),
-		)
+			"error", brief(err))
 		c.log.Debug("the engine's last response", "error", err)
 	case closed:
 		c.log.Info("the breaker of the engine's tokenizer closes: it answers again")

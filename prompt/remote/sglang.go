@@ -79,10 +79,8 @@ var sglangNotAsked = []string{"stream", "stream_options", "prompt"}
 
 func (c *Client) sglangChat(ctx context.Context, request *body.Request, payload []byte) ([][]kvblock.Token, error) {
 	if v, _ := request.ChatTemplateKwargs.Get("reasoning_effort"); v != nil {
-		return nil, fail(
-			Unsupported,
-			"SGLang's /tokenize and its chats read chat_template_kwargs.reasoning_effort differently",
-		)
+		return nil, fail(Unsupported,
+			"SGLang's /tokenize and its chats read chat_template_kwargs.reasoning_effort differently")
 	}
 	if err := c.checkTextOnly(ctx); err != nil {
 		return nil, err
@@ -128,10 +126,8 @@ func (c *Client) checkTextOnly(ctx context.Context) error {
 		c.modality.Store(m)
 	}
 	if !m.textOnly {
-		return fail(
-			Unsupported,
-			"the model also takes images or sound: SGLang's /tokenize returns other ids than its chats have",
-		)
+		return fail(Unsupported,
+			"the model also takes images or sound: SGLang's /tokenize returns other ids than its chats have")
 	}
 	return nil
 }

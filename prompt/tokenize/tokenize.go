@@ -206,11 +206,8 @@ func (c *Config) tokenized(p prompt.Prompt, salt string) tokenized {
 	}
 	if c.blocks {
 		salt = cmp.Or(c.cacheSalt, salt)
-		t.LocalHashes = kvblock.AppendLocalHashes(
-			[]kvblock.LocalHash{},
-			p.IDs[:p.Certain],
-			kvblock.HashOptions{BlockSize: c.blockSize, LoRAName: c.lora, CacheNamespace: salt},
-		)
+		t.LocalHashes = kvblock.AppendLocalHashes([]kvblock.LocalHash{},
+			p.IDs[:p.Certain], kvblock.HashOptions{BlockSize: c.blockSize, LoRAName: c.lora, CacheNamespace: salt})
 		t.SequenceHashes = kvblock.AppendSequenceHashes([]kvblock.SequenceHash{}, t.LocalHashes)
 	}
 	return t

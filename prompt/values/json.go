@@ -121,15 +121,25 @@ func (r JSONReader) Parse(body []byte) (v any, taken int, err error) {
 		}
 		return nil, 0, &SyntaxError{Offset: firstInvalidUTF8(p.text), Reason: "not valid UTF-8"}
 	}
-	if v, err = p.value(); err != nil {
-		return nil, p.taken, err
-	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			failed, ok := cause.(failure)
+			if !ok {
+				panic(cause)
+			}
+			v, taken, err = nil, p.taken, failed.err
+		}
+	}()
+	v = p.value()
 	p.skipSpace()
 	if p.pos != len(p.text) {
-		return nil, p.taken, p.fail("unexpected text after the value")
+		panic(p.fail("unexpected text after the value"))
 	}
 	return v, p.taken, nil
 }
+
+// failure is the panic that ends the reading of a text. Parse recovers it.
+type failure struct{ err error }
 
 func firstInvalidUTF8(s string) int {
 	for i, r := range s {
@@ -171,13 +181,13 @@ type jsonParser struct {
 	parent string
 }
 
-func (p *jsonParser) fail(reason string) error { return p.failAt(p.pos, reason) }
+func (p *jsonParser) fail(reason string) failure { return p.failAt(p.pos, reason) }
 
-func (p *jsonParser) failAt(pos int, reason string) error {
+func (p *jsonParser) failAt(pos int, reason string) failure {
 	if pos >= len(p.text) {
-		return &SyntaxError{Offset: len(p.text), Reason: "unexpected end"}
+		return failure{&SyntaxError{Offset: len(p.text), Reason: "unexpected end"}}
 	}
-	return &SyntaxError{Offset: pos, Reason: reason}
+	return failure{&SyntaxError{Offset: pos, Reason: reason}}
 }
 
 func (p *jsonParser) skipSpace() {
@@ -201,18 +211,14 @@ func (p *jsonParser) accept(c byte) bool {
 	return false
 }
 
-func (p *jsonParser) value() (any, error) {
+func (p *jsonParser) value() any {
 	p.skipSpace()
 	if p.pos >= len(p.text) {
-		return nil, p.fail("")
+		panic(p.fail(""))
 	}
 	switch c := p.text[p.pos]; {
 	case c == '"':
-		text, err := p.stringValue()
-		if err != nil {
-			return nil, err
-		}
-		return p.box(text)
+		return p.box(p.stringValue())
 	case c == '{':
 		return p.object()
 	case c == '[':
@@ -220,16 +226,20 @@ func (p *jsonParser) value() (any, error) {
 	case p.atNumber(c):
 		return p.number()
 	case c == 't':
-		return true, p.literal("true")
+		p.literal("true")
+		return true
 	case c == 'f':
-		return false, p.literal("false")
+		p.literal("false")
+		return false
 	case c == 'n':
-		return nil, p.literal("null")
+		p.literal("null")
+		return nil
 	}
 	if f, ok := p.notFinite(); ok {
-		return f, p.take(numberBytes)
+		p.take(numberBytes)
+		return f
 	}
-	return nil, p.fail("expected a value")
+	panic(p.fail("expected a value"))
 }
 
 // atNumber reports whether a number begins at the position, whose byte is c.
@@ -248,29 +258,25 @@ func (p *jsonParser) notFinite() (f float64, ok bool) {
 	return 0, false
 }
 
-func (p *jsonParser) literal(word string) error {
+func (p *jsonParser) literal(word string) {
 	if len(p.text)-p.pos < len(word) || p.text[p.pos:p.pos+len(word)] != word {
-		return p.fail("expected " + word)
+		panic(p.fail("expected " + word))
 	}
 	p.pos += len(word)
-	return nil
 }
 
 // enter enters an array or an object. most is how deep it may be.
-func (p *jsonParser) enter(most int) error {
+func (p *jsonParser) enter(most int) {
 	if p.depth++; p.depth > most && p.python {
-		return ErrPythonJSON
+		panic(failure{ErrPythonJSON})
 	} else if p.depth > MaxJSONDepth && !p.python {
-		return p.fail(fmt.Sprintf("nested deeper than %d", MaxJSONDepth))
+		panic(p.fail(fmt.Sprintf("nested deeper than %d", MaxJSONDepth)))
 	}
 	p.pos++
-	return nil
 }
 
-func (p *jsonParser) object() (any, error) {
-	if err := p.enter(MaxJSONDepth); err != nil {
-		return nil, err
-	}
+func (p *jsonParser) object() any {
+	p.enter(MaxJSONDepth)
 	if p.accept('}') {
 		p.depth--
 		return p.newDict(nil, nil)
@@ -278,10 +284,7 @@ func (p *jsonParser) object() (any, error) {
 	first := len(p.open)
 	var d *Dict // nil while the object is small
 	for {
-		key, err := p.key()
-		if err != nil {
-			return nil, err
-		}
+		key := p.key()
 		skip := false
 		if p.ask != nil {
 			switch {
@@ -295,115 +298,87 @@ func (p *jsonParser) object() (any, error) {
 			}
 		}
 		if skip {
-			err = p.skip()
+			p.skip()
 		} else {
-			var v any
-			if v, err = p.value(); err == nil {
-				if d == nil && len(p.open)-first == 2*smallDict {
-					d, err = p.close(first)
-				}
-				switch {
-				case err != nil:
-				case d == nil:
-					err = p.set(first, key, v)
-				default:
-					err = p.setLarge(d, key, v)
-				}
+			v := p.value()
+			if d == nil && len(p.open)-first == 2*smallDict {
+				d = p.close(first)
 			}
-		}
-		if err != nil {
-			return nil, err
+			if d == nil {
+				p.set(first, key, v)
+			} else {
+				p.setLarge(d, key, v)
+			}
 		}
 		if p.accept(',') {
 			continue
 		}
 		if !p.accept('}') {
-			return nil, p.fail("expected ',' or '}'")
+			panic(p.fail("expected ',' or '}'"))
 		}
 		p.depth--
 		if d == nil {
 			return p.close(first)
 		}
-		return d, nil
+		return d
 	}
 }
 
 // key reads a key of an object and the colon behind it.
-func (p *jsonParser) key() (string, error) {
+func (p *jsonParser) key() string {
 	p.skipSpace()
 	if p.pos >= len(p.text) || p.text[p.pos] != '"' {
-		return "", p.fail("expected a key in double quotes")
+		panic(p.fail("expected a key in double quotes"))
 	}
-	key, err := p.string()
-	if err == nil && !p.accept(':') {
-		err = p.fail("expected ':' after the key")
+	key := p.string()
+	if !p.accept(':') {
+		panic(p.fail("expected ':' after the key"))
 	}
-	return key, err
+	return key
 }
 
 // push pushes a value onto the stack.
-func (p *jsonParser) push(v any) error {
+func (p *jsonParser) push(v any) {
 	if len(p.open) == cap(p.open) {
 		size := max(8, 2*cap(p.open))
-		if err := p.take(size * anyBytes); err != nil {
-			return err
-		}
+		p.take(size * anyBytes)
 		p.open = append(make([]any, 0, size), p.open...)
 	}
 	p.open = append(p.open, v)
-	return nil
 }
 
 // set sets a key of the object whose keys and values are p.open[first:].
-func (p *jsonParser) set(first int, key string, v any) error {
+func (p *jsonParser) set(first int, key string, v any) {
 	for i := first; i < len(p.open); i += 2 {
 		if p.open[i] == key {
 			p.open[i+1] = v
-			return nil
+			return
 		}
 	}
-	k, err := p.box(key)
-	if err == nil {
-		err = p.push(k)
-	}
-	if err == nil {
-		err = p.push(v)
-	}
-	return err
+	p.push(p.box(key))
+	p.push(v)
 }
 
 // setLarge sets a key of an object that has an index or is about to get one.
-func (p *jsonParser) setLarge(d *Dict, key string, v any) error {
+func (p *jsonParser) setLarge(d *Dict, key string, v any) {
 	if i := d.findString(key); i >= 0 {
 		d.values[i] = v
-		return nil
+		return
 	}
-	k, err := p.box(key)
-	if err != nil {
-		return err
-	}
+	k := p.box(key)
 	if n := len(d.keys); n == cap(d.keys) || n == cap(d.values) {
 		n += max(smallDict, n/2)
-		if err := p.take(2*n*anyBytes + indexBytes(n)); err != nil {
-			return err
-		}
+		p.take(2*n*anyBytes + indexBytes(n))
 		d.keys, d.values = append(make([]any, 0, n), d.keys...), append(make([]any, 0, n), d.values...)
 	}
 	d.append(k, v)
-	return nil
 }
 
 // close pops the object whose keys and values are p.open[first:], and returns it.
-func (p *jsonParser) close(first int) (*Dict, error) {
+func (p *jsonParser) close(first int) *Dict {
 	n := (len(p.open) - first) / 2
-	keys, err := p.sharedKeys(p.open[first:])
-	if err != nil {
-		return nil, err
-	}
-	values, err := p.anys(n)
-	if err != nil {
-		return nil, err
-	}
+	keys := p.sharedKeys(p.open[first:])
+	values := p.anys(n)
 	for i := range values {
 		values[i] = p.open[first+2*i+1]
 	}
@@ -414,15 +389,13 @@ func (p *jsonParser) close(first int) (*Dict, error) {
 // longList is the most items of one list on the stack.
 const longList = 512
 
-func (p *jsonParser) array() (any, error) {
+func (p *jsonParser) array() any {
 	if p.field&JSONTokenIDs != 0 {
-		if ids, err := p.tokenIDs(); ids != nil || err != nil {
-			return ids, err
+		if ids := p.tokenIDs(); ids != nil {
+			return ids
 		}
 	}
-	if err := p.enter(MaxJSONDepth); err != nil {
-		return nil, err
-	}
+	p.enter(MaxJSONDepth)
 	if p.accept(']') {
 		p.depth--
 		return p.newList(nil)
@@ -430,31 +403,21 @@ func (p *jsonParser) array() (any, error) {
 	first := len(p.open)
 	var chunks [][]any // earlier items of a long list, moved off the stack
 	for {
-		v, err := p.value()
-		if err != nil {
-			return nil, err
-		}
+		v := p.value()
 		if len(p.open)-first == longList {
-			if err := p.take(longList * anyBytes); err != nil {
-				return nil, err
-			}
+			p.take(longList * anyBytes)
 			chunks = append(chunks, slices.Clone(p.open[first:]))
 			p.open = p.open[:first]
 		}
-		if err := p.push(v); err != nil {
-			return nil, err
-		}
+		p.push(v)
 		if p.accept(',') {
 			continue
 		}
 		if !p.accept(']') {
-			return nil, p.fail("expected ',' or ']'")
+			panic(p.fail("expected ',' or ']'"))
 		}
 		p.depth--
-		items, err := p.anys(len(chunks)*longList + len(p.open) - first)
-		if err != nil {
-			return nil, err
-		}
+		items := p.anys(len(chunks)*longList + len(p.open) - first)
 		to := items
 		for i, chunk := range chunks {
 			to = to[copy(to, chunk):]
@@ -467,23 +430,21 @@ func (p *jsonParser) array() (any, error) {
 }
 
 // tokenIDs reads a list that is empty or begins with a number. It returns nil for another list.
-func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
+func (p *jsonParser) tokenIDs() *TokenIDs {
 	start := p.pos
-	if err := p.enter(MaxJSONDepth); err != nil {
-		return nil, err
-	}
+	p.enter(MaxJSONDepth)
 	p.skipSpace()
 	switch {
 	case p.accept(']'):
 		p.depth--
-		return noTokenIDs, nil
+		return noTokenIDs
 	case p.pos < len(p.text) && (isDigit(p.text[p.pos]) || p.text[p.pos] == '-'):
 	case p.atPythonID("tf"):
-		return nil, ErrPythonJSON
+		panic(failure{ErrPythonJSON})
 	default:
 		p.pos = start
 		p.depth--
-		return nil, nil
+		return nil
 	}
 	// If the list contains only numbers, its items are counted first, so that the ids take no more memory than needed.
 	l := &TokenIDs{IDs: noTokenIDs.IDs, Bad: -1}
@@ -500,15 +461,10 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 			break
 		}
 	}
-	if err := p.take(listBytes + 4*room); err != nil {
-		return nil, err
-	}
+	p.take(listBytes + 4*room)
 	l.IDs = make([]uint32, 0, room)
 	for i := 0; ; i++ {
-		id, ok, err := p.tokenID()
-		if err != nil {
-			return nil, err
-		}
+		id, ok := p.tokenID()
 		if l.Bad < 0 && !ok {
 			l.Bad = i
 			l.IDs = noTokenIDs.IDs
@@ -520,10 +476,10 @@ func (p *jsonParser) tokenIDs() (*TokenIDs, error) {
 			continue
 		}
 		if !p.accept(']') {
-			return nil, p.fail("expected ',' or ']'")
+			panic(p.fail("expected ',' or ']'"))
 		}
 		p.depth--
-		return l, nil
+		return l
 	}
 }
 
@@ -535,120 +491,105 @@ func (p *jsonParser) atPythonID(begins string) bool {
 
 // tokenID reads an item of a list of token ids, and reports whether it is a token id. Other items are checked and
 // skipped.
-func (p *jsonParser) tokenID() (id uint32, ok bool, err error) {
+func (p *jsonParser) tokenID() (id uint32, ok bool) {
 	p.skipSpace()
 	start := p.pos
 	if start >= len(p.text) || !p.atNumber(p.text[start]) {
 		if p.atPythonID("tf\"") {
-			return 0, false, ErrPythonJSON
+			panic(failure{ErrPythonJSON})
 		}
-		return 0, false, p.skip()
+		p.skip()
+		return 0, false
 	}
-	integer, err := p.scanNumber()
-	if err != nil {
-		return 0, false, err
-	}
+	integer := p.scanNumber()
 	literal := p.text[start:p.pos]
 	if !integer {
-		f, err := p.float(start)
+		f := p.float(start)
 		whole := p.python && f == math.Trunc(f) && f >= 0 && f <= math.MaxUint32
-		return uint32(max(f, 0)), whole, err
+		return uint32(max(f, 0)), whole
 	}
 	if literal == "-0" {
-		return 0, true, nil
+		return 0, true
 	}
 	if literal[0] == '-' || len(literal) > 10 {
-		return 0, false, p.checkInteger(start)
+		p.checkInteger(start)
+		return 0, false
 	}
 	n := uint64(0)
 	for i := range len(literal) {
 		n = 10*n + uint64(literal[i]-'0')
 	}
-	return uint32(n), n <= math.MaxUint32, nil
+	return uint32(n), n <= math.MaxUint32
 }
 
 // skip checks a value without storing it.
-func (p *jsonParser) skip() error {
+func (p *jsonParser) skip() {
 	p.skipSpace()
 	if p.pos >= len(p.text) {
-		return p.fail("")
+		panic(p.fail(""))
 	}
 	switch c := p.text[p.pos]; {
 	case c == '"':
-		return p.skipString()
+		p.skipString()
 	case c == '{' || c == '[':
-		return p.skipItems(c)
+		p.skipItems(c)
 	case p.atNumber(c):
 		start := p.pos
-		integer, err := p.scanNumber()
-		if err != nil {
-			return err
+		if p.scanNumber() {
+			p.checkInteger(start)
+		} else {
+			p.float(start)
 		}
-		if integer {
-			return p.checkInteger(start)
-		}
-		_, err = p.float(start)
-		return err
 	case c == 't':
-		return p.literal("true")
+		p.literal("true")
 	case c == 'f':
-		return p.literal("false")
+		p.literal("false")
 	case c == 'n':
-		return p.literal("null")
+		p.literal("null")
+	default:
+		if _, ok := p.notFinite(); !ok {
+			panic(p.fail("expected a value"))
+		}
 	}
-	if _, ok := p.notFinite(); ok {
-		return nil
-	}
-	return p.fail("expected a value")
 }
 
 // skipItems checks an object or a list.
-func (p *jsonParser) skipItems(open byte) error {
-	if err := p.enter(MaxSkippedDepth); err != nil {
-		return err
-	}
+func (p *jsonParser) skipItems(open byte) {
+	p.enter(MaxSkippedDepth)
 	end, expected := byte('}'), "expected ',' or '}'"
 	if open == '[' {
 		end, expected = ']', "expected ',' or ']'"
 	}
 	if p.accept(end) {
 		p.depth--
-		return nil
+		return
 	}
 	for {
 		if open == '{' {
 			p.skipSpace()
 			if p.pos >= len(p.text) || p.text[p.pos] != '"' {
-				return p.fail("expected a key in double quotes")
+				panic(p.fail("expected a key in double quotes"))
 			}
-			if err := p.skipString(); err != nil {
-				return err
-			}
+			p.skipString()
 			if !p.accept(':') {
-				return p.fail("expected ':' after the key")
+				panic(p.fail("expected ':' after the key"))
 			}
 		}
-		if err := p.skip(); err != nil {
-			return err
-		}
+		p.skip()
 		if p.accept(',') {
 			continue
 		}
 		if !p.accept(end) {
-			return p.fail(expected)
+			panic(p.fail(expected))
 		}
 		p.depth--
-		return nil
+		return
 	}
 }
 
 // skipString checks a string.
-func (p *jsonParser) skipString() error {
-	end, err := p.stringEnd(p.pos + 1)
-	if err == nil {
-		p.pos = end + 1
-	}
-	return err
+func (p *jsonParser) skipString() {
+	p.pos = p.stringEnd(p.pos+1) + 1
 }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
@@ -663,23 +604,23 @@ func (p *jsonParser) digits() bool {
 }
 
 // scanNumber skips a number, and reports whether it has neither a point nor an exponent.
-func (p *jsonParser) scanNumber() (integer bool, err error) {
+func (p *jsonParser) scanNumber() (integer bool) {
 	if p.text[p.pos] == '-' {
 		p.pos++
 	}
 	first := p.pos
 	if !p.digits() {
-		return false, p.fail("expected a digit")
+		panic(p.fail("expected a digit"))
 	}
 	if p.text[first] == '0' && p.pos > first+1 {
-		return false, p.failAt(first+1, "a number must not start with 0")
+		panic(p.failAt(first+1, "a number must not start with 0"))
 	}
 	integer = true
 	if p.pos < len(p.text) && p.text[p.pos] == '.' {
 		integer = false
 		p.pos++
 		if !p.digits() {
-			return false, p.fail("expected a digit after '.'")
+			panic(p.fail("expected a digit after '.'"))
 		}
 	}
 	if p.pos < len(p.text) && p.text[p.pos]|0x20 == 'e' {
@@ -689,59 +630,50 @@ func (p *jsonParser) scanNumber() (integer bool, err error) {
 			p.pos++
 		}
 		if !p.digits() {
-			return false, p.fail("expected a digit in the exponent")
+			panic(p.fail("expected a digit in the exponent"))
 		}
 	}
-	return integer, nil
+	return integer
 }
 
 // checkInteger checks, and float returns, the number in p.text[start:p.pos].
-func (p *jsonParser) checkInteger(start int) error {
+func (p *jsonParser) checkInteger(start int) {
 	digits := p.pos - start
 	if p.text[start] == '-' {
 		digits--
 	}
 	if digits > MaxIntDigits {
-		return p.failAt(start, "number too long")
+		panic(p.failAt(start, "number too long"))
 	}
-	return nil
 }
 
-func (p *jsonParser) float(start int) (float64, error) {
+func (p *jsonParser) float(start int) float64 {
 	f, err := strconv.ParseFloat(p.text[start:p.pos], 64)
 	if err != nil && !p.python { // to Python it is infinite
-		return 0, p.failAt(start, "number out of range")
+		panic(p.failAt(start, "number out of range"))
 	}
-	return f, nil
+	return f
 }
 
-func (p *jsonParser) number() (any, error) {
+func (p *jsonParser) number() any {
 	start := p.pos
-	integer, err := p.scanNumber()
-	if err != nil {
-		return nil, err
-	}
+	integer := p.scanNumber()
 	literal := p.text[start:p.pos]
 	if !integer {
-		f, err := p.float(start)
-		if err != nil {
-			return nil, err
-		}
-		return f, p.take(numberBytes)
+		f := p.float(start)
+		p.take(numberBytes)
+		return f
 	}
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
 		if uint64(n) < 256 { // Go does not allocate for these
-			return n, nil
+			return n
 		}
-		return n, p.take(numberBytes)
+		p.take(numberBytes)
+		return n
 	}
-	if err := p.checkInteger(start); err != nil {
-		return nil, err
-	}
-	if err := p.take(bigIntBytes + len(literal)); err != nil {
-		return nil, err
-	}
-	return bigInt(literal), nil
+	p.checkInteger(start)
+	p.take(bigIntBytes + len(literal))
+	return bigInt(literal)
 }
 
 // bigInt returns the value of an integer literal. It allocates only the result. Literals are short (MaxIntDigits).
@@ -772,12 +704,12 @@ func bigInt(literal string) *big.Int {
 	return n
 }
 
-func (p *jsonParser) string() (string, error) {
+func (p *jsonParser) string() string {
 	start := p.pos + 1
 	end := plainEnd(p.text, start)
 	if end < len(p.text) && p.text[end] == '"' {
 		p.pos = end + 1
-		return p.text[start:end], nil
+		return p.text[start:end]
 	}
 	return p.decode(start, end)
 }
@@ -786,39 +718,36 @@ func (p *jsonParser) string() (string, error) {
 const longString = 256
 
 // stringValue reads a string that is not a key.
-func (p *jsonParser) stringValue() (string, error) {
+func (p *jsonParser) stringValue() string {
 	if p.field&JSONAsWritten == 0 {
 		return p.string()
 	}
 	start := p.pos + 1
-	end, err := p.stringEnd(start)
-	if err != nil {
-		return "", err
-	}
+	end := p.stringEnd(start)
 	if end-start < longString {
 		return p.string()
 	}
 	p.pos = end + 1
-	return p.text[start:end], nil
+	return p.text[start:end]
 }
 
 // stringEnd checks the string that begins at i, and returns the position of its closing quote.
-func (p *jsonParser) stringEnd(i int) (end int, err error) {
+func (p *jsonParser) stringEnd(i int) (end int) {
 	for s := p.text; ; {
 		i = plainEnd(s, i)
 		switch {
 		case i == len(s):
-			return i, p.failAt(i, "")
+			panic(p.failAt(i, ""))
 		case s[i] < 0x20:
-			return i, p.failAt(i, "control character in a string")
+			panic(p.failAt(i, "control character in a string"))
 		case s[i] == '"':
-			return i, nil
+			return i
 		case i+1 < len(s) && shortEscapes[s[i+1]] != 0:
 			i += 2
 		default:
 			size, _, reason := unescape(s[i:])
 			if size == 0 && !(p.python && reason == loneSurrogate) {
-				return i, p.failAt(i, reason)
+				panic(p.failAt(i, reason))
 			}
 			i += max(size, len(`\u0000`))
 		}
@@ -861,19 +790,14 @@ func plainEnd(s string, i int) int {
 }
 
 // decode returns the string that begins at start. The text up to end is plain; the byte at end is not.
-func (p *jsonParser) decode(start, end int) (string, error) {
+func (p *jsonParser) decode(start, end int) string {
 	s := p.text
-	dst, err := p.room(end - start)
-	if err != nil {
-		return "", err
-	}
+	dst := p.room(end - start)
 	n := copy(dst, s[start:end])
 	for i := end; ; {
 		if n+16 > len(dst) { // at most once for a body: later strings use the rest of this buffer
 			size := n + len(s) - i + 16
-			if err := p.take(size); err != nil {
-				return "", err
-			}
+			p.take(size)
 			longer := make([]byte, size)
 			copy(longer, dst[:n])
 			dst = longer
@@ -893,14 +817,14 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 			n += copy(dst[n:], s[i:i+plain])
 			i += plain
 			if i == len(s) {
-				return "", p.failAt(i, "")
+				panic(p.failAt(i, ""))
 			}
 		}
 		switch s[i] {
 		case '"':
 			p.pos = i + 1
 			p.decoded = dst[n:]
-			return unsafe.String(unsafe.SliceData(dst), n), nil
+			return unsafe.String(unsafe.SliceData(dst), n)
 		case '\\':
 			if i+1 < len(s) && shortEscapes[s[i+1]] != 0 {
 				dst[n] = shortEscapes[s[i+1]]
@@ -911,14 +835,14 @@ func (p *jsonParser) decode(start, end int) (string, error) {
 			size, r, reason := unescape(s[i:])
 			switch {
 			case size == 0 && p.python && reason == loneSurrogate:
-				return "", ErrPythonJSON // it has no form in UTF-8
+				panic(failure{ErrPythonJSON}) // it has no form in UTF-8
 			case size == 0:
-				return "", p.failAt(i, reason)
+				panic(p.failAt(i, reason))
 			}
 			n += utf8.EncodeRune(dst[n:], r)
 			i += size
 		default:
-			return "", p.failAt(i, "control character in a string")
+			panic(p.failAt(i, "control character in a string"))
 		}
 	}
 }
@@ -931,16 +855,14 @@ const (
 )
 
 // room returns memory for a string that has an escape after this many plain bytes.
-func (p *jsonParser) room(plain int) ([]byte, error) {
+func (p *jsonParser) room(plain int) []byte {
 	left := len(p.text) - p.pos
 	if need := min(left, max(plain, decodedLeast)) + 16; len(p.decoded) < need {
 		size := max(need, min(left+16, decodedChunk))
-		if err := p.take(size); err != nil {
-			return nil, err
-		}
+		p.take(size)
 		p.decoded = make([]byte, size)
 	}
-	return p.decoded, nil
+	return p.decoded
 }
 
 // shortEscapes maps the byte after a backslash to the byte that the escape stands for; 0 for other bytes.

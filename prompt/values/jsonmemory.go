@@ -41,83 +41,74 @@ type slab[T any] struct {
 }
 
 // next returns memory for n values.
-func (s *slab[T]) next(m *jsonMemory, n, bytes int) ([]T, error) {
+func (s *slab[T]) next(m *jsonMemory, n, bytes int) []T {
 	if n > len(s.left) {
 		if n > mostOfSlab/4 {
-			if err := m.take(n * bytes); err != nil {
-				return nil, err
-			}
-			return make([]T, n), nil
+			m.take(n * bytes)
+			return make([]T, n)
 		}
 		s.size = min(max(n, 2*s.size), mostOfSlab)
-		if err := m.take(s.size * bytes); err != nil {
-			return nil, err
-		}
+		m.take(s.size * bytes)
 		s.left = make([]T, s.size)
 	}
 	taken := s.left[:n:n]
 	s.left = s.left[n:]
-	return taken, nil
+	return taken
 }
 
 // take counts memory that is about to be allocated.
-func (m *jsonMemory) take(bytes int) error {
+func (m *jsonMemory) take(bytes int) {
 	if m.taken += bytes; m.taken > m.allowance {
-		return fmt.Errorf("%w: more than %d bytes", ErrTooManyValues, m.allowance)
+		panic(failure{fmt.Errorf("%w: more than %d bytes", ErrTooManyValues, m.allowance)})
 	}
-	return nil
 }
 
 // anys returns a slice of n values; nil if n is 0.
-func (m *jsonMemory) anys(n int) ([]any, error) {
+func (m *jsonMemory) anys(n int) []any {
 	if n == 0 {
-		return nil, nil
+		return nil
 	}
 	return m.slots.next(m, n, anyBytes)
 }
 
-func (m *jsonMemory) newDict(keys, values []any) (*Dict, error) {
-	d, err := m.dicts.next(m, 1, dictBytes)
-	if err != nil {
-		return nil, err
-	}
+func (m *jsonMemory) newDict(keys, values []any) *Dict {
+	d := m.dicts.next(m, 1, dictBytes)
 	d[0].keys, d[0].values = keys, values
-	return &d[0], nil
+	return &d[0]
 }
 
-func (m *jsonMemory) newList(items []any) (*List, error) {
-	l, err := m.lists.next(m, 1, listBytes)
-	if err != nil {
-		return nil, err
-	}
+func (m *jsonMemory) newList(items []any) *List {
+	l := m.lists.next(m, 1, listBytes)
 	l[0].Items = items
-	return &l[0], nil
+	return &l[0]
 }
 
 // longestShared is the longest string that is shared with an earlier equal one, in bytes.
 const longestShared = 24
 
 // box returns a string as a value.
-func (m *jsonMemory) box(s string) (any, error) {
+func (m *jsonMemory) box(s string) any {
 	n := len(s)
 	if n > longestShared {
-		return s, m.take(stringBytes)
+		m.take(stringBytes)
+		return s
 	}
 	if n == 0 {
-		return "", nil
+		return ""
 	}
 	slot := &m.texts[(n*5+int(s[0])*7+int(s[n-1])*3+int(s[n/2]))%len(m.texts)]
 	if known, ok := (*slot).(string); ok && known == s {
-		return *slot, nil
+		return *slot
 	}
 	v := boxed(s)
 	*slot = v
-	return v, m.take(stringBytes)
+	m.take(stringBytes)
+	return v
 }
 
 // sharedKeys returns the keys of an object, given as alternating keys and values. Objects can share a key list because
 // it is never changed in place: append to it makes a copy.
-func (m *jsonMemory) sharedKeys(both []any) ([]any, error) {
+func (m *jsonMemory) sharedKeys(both []any) []any {
 	n := len(both) / 2
 	hash := n
 	for i := 0; i < len(both); i += 2 {
@@ -129,21 +120,18 @@ func (m *jsonMemory) sharedKeys(both []any) ([]any, error) {
 	}
 	shape := &m.shapes[uint(hash)%uint(len(m.shapes))]
 	if len(*shape) == n {
-		same := true
-		for i, key := range *shape {
-			if key != both[2*i] {
-				same = false
-				break
-			}
+		same := 0
+		for same < n && (*shape)[same] == both[2*same] {
+			same++
 		}
-		if same {
-			return *shape, nil
+		if same == n {
+			return *shape
 		}
 	}
-	keys, err := m.anys(n)
+	keys := m.anys(n)
 	for i := range keys {
 		keys[i] = both[2*i]
 	}
 	*shape = keys
-	return keys, err
+	return keys
 }

@@ -64,8 +64,9 @@ func (c *Config) addEngines(entries []pool.Entry, blockSizeGiven bool) error {
 			if e.DataParallelSize > 1 {
 				name = fmt.Sprintf("%s/%d", e.Name, e.DataParallelStartRank+rank)
 			}
-			c.Base.Own = append(c.Base.Own,
-				replay.Own{Name: name, Blocks: e.TotalKVBlocks, MaxBatchedTokens: e.MaxNumBatchedTokens})
+			id := replay.WorkerID{Instance: e.InstanceID, Rank: e.DataParallelStartRank + rank}
+			c.Base.Own = append(c.Base.Own, replay.Own{Name: name, ID: id, Blocks: e.TotalKVBlocks,
+				MaxBatchedTokens: e.MaxNumBatchedTokens})
 		}
 	}
 	if len(c.Base.Own) == 0 {

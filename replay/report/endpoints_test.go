@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvepp/kvblock"
 	"kvepp/replay"
 )
 
@@ -38,7 +39,11 @@ func TestReplayEndpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []replay.Own{{Name: "a", Blocks: 77, MaxBatchedTokens: 99}, {Name: "b/4"}, {Name: "b/5"}}
+	id := func(name string, rank uint32) replay.WorkerID {
+		return replay.WorkerID{Instance: kvblock.InstanceID(name), Rank: rank}
+	}
+	want := []replay.Own{{Name: "a", ID: id("a", 0), Blocks: 77, MaxBatchedTokens: 99}, {Name: "b/4", ID: id("b", 4)},
+		{Name: "b/5", ID: id("b", 5)}}
 	if !slices.Equal(o.Base.Own, want) || o.Base.Workers != 3 || o.Base.Engine.BlockSize != 32 {
 		t.Errorf("%+v, blocks of %d", o.Base.Own, o.Base.Engine.BlockSize)
 	}

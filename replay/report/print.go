@@ -172,8 +172,8 @@ func (d *decisions) close() error {
 
 // draw writes the charts.
 func draw(dir string, settings []Setting, reports []*replay.Report) error {
-	cached := chart.Chart{Title: "Share of prompt tokens found in a cache", XLabel: "%", To: 100,
-		Mark: 100 * reports[0].PossibleShare(), MarkName: "one cache of infinite size"}
+	cached := chart.Chart{Title: cachedTitle, To: 100,
+		XLabel: fmt.Sprintf("%%; one cache of infinite size: %.1f", 100*reports[0].PossibleShare())}
 	balance := chart.Chart{Title: "How much busier the busiest engine is than the mean", XLabel: "minutes",
 		YLabel: "% of the time; 0: even", To: 20}
 	type figure struct {
@@ -203,15 +203,9 @@ func draw(dir string, settings []Setting, reports []*replay.Report) error {
 	err := cmp.Or(cached.Save(filepath.Join(dir, "cached.svg")),
 		balance.Save(filepath.Join(dir, "balance.svg")))
 	for _, f := range figures {
-		c := chart.Chart{Title: f.title, XLabel: f.unit + " (logarithmic)", YLabel: "% of requests within this time",
-			Log: true, To: 100}
+		c := chartOfTimes(f.title, f.unit)
 		for i, r := range reports {
-			line, curve := chart.Line{Name: settings[i].Name}, &f.of(r).Curve
-			for k, v := range curve {
-				line.X = append(line.X, f.scale*v)
-				line.Y = append(line.Y, 100*float64(k)/float64(len(curve)-1))
-			}
-			c.Lines = append(c.Lines, line)
+			c.Lines = append(c.Lines, curveOf(settings[i].Name, f.of(r), f.scale))
 		}
 		err = cmp.Or(err, c.Save(filepath.Join(dir, f.file)))
 	}
@@ -219,4 +213,22 @@ func draw(dir string, settings []Setting, reports []*replay.Report) error {
 		return fmt.Errorf("--svg: %w", err)
 	}
 	return nil
+}
+
+const cachedTitle = "Share of prompt tokens found in a cache"
+
+// chartOfTimes returns a chart for lines of curveOf.
+func chartOfTimes(title, unit string) chart.Chart {
+	return chart.Chart{Title: title, XLabel: unit + " (logarithmic)", YLabel: "% of requests within this time",
+		Log: true, To: 100}
+}
+
+// curveOf is the share of times that are at most X.
+func curveOf(name string, of *replay.Distribution, scale float64) chart.Line {
+	line := chart.Line{Name: name}
+	for k, v := range of.Curve {
+		line.X = append(line.X, scale*v)
+		line.Y = append(line.Y, 100*float64(k)/float64(len(of.Curve)-1))
+	}
+	return line
 }

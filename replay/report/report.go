@@ -47,11 +47,14 @@ type Config struct {
 	files                    []string
 	format, generate         string
 	endpoints, out, svg      string // paths
+	report                   string // text, json or a path; empty: none
 	requests, traceBlockSize int
 	rate                     float64
 	prefill, decode          string
 	speeds                   []float64
 	ttft, tpot               time.Duration
+	recording                *replay.Recording // nil: no setting needs it
+	shadow                   replay.Shadow     // what recording says of it
 }
 
 // Setting is a line of the table.
@@ -70,6 +73,10 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.traceBlockSize, "trace-block-size", 512,
 		"how many `TOKENS` a hash id of mooncake rows stands for; also of rows that --generate writes")
 	f.IntVar(&c.Base.Workers, "workers", 4, "number of engines, `N`")
+	f.IntVar(&c.Base.PrefillWorkers, "prefill-workers", 0,
+		"`N` of the engines only compute prompts, and the others only decode. 0: every engine does both")
+	f.Float64Var(&c.Base.TransferMS, "transfer-ms", 0.002,
+		"with --prefill-workers, in how many `MILLISECONDS` a decode engine fetches the blocks of a token")
 	f.StringVar(&c.endpoints, "endpoints", "",
 		"endpoints `FILE` of kvepp serve that lists the engines, instead of --workers: names, ranks, totalKvBlocks, "+
 			"maxNumBatchedTokens and blockSize. --blocks and --max-num-batched-tokens are for those without the number")
@@ -90,13 +97,17 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.Uint64Var(&c.Base.Seed, "seed", 1, "the same `N` gives the same result")
 	f.StringArrayVar(&c.Compare, "compare", nil,
 		"one more line of the table, `NAME=FLAGS`: the router's flags of this command, changed by FLAGS. all: a "+
-			"line for each policy and mode. Repeatable")
+			"line for each policy and mode; recorded: a line that sends each request where a recording did. Repeatable")
 	f.DurationVar(&c.ttft, "slo-ttft", time.Second,
 		"goodput counts requests with a time to first token of at most `TIME`")
 	f.DurationVar(&c.tpot, "slo-itl", 50*time.Millisecond, "and with a mean time between tokens of at most `TIME`")
 	f.StringVar(&c.out, "out", "",
 		"write one JSON line for each request and setting to `FILE`: times, worker, cached tokens, and the costs of "+
 			"the cheapest candidates")
+	f.StringVar(&c.report, "report", "",
+		"compare a recording with kvepp on the standard output, `AS` text or json; or as text, and as a page with "+
+			"charts in a file whose name ends in .html. kvepp then has the policy time unless --router-policy is given")
+	f.Lookup("report").NoOptDefVal = "text"
 	f.StringVar(&c.svg, "svg", "",
 		"write charts of the settings as SVG into `DIR`: cached share, times, and balance over time")
 	f.StringVar(&c.generate, "generate", "",
@@ -131,6 +142,9 @@ func parseCurve(flag, text string) (c replay.Curve, err error) {
 // Generates reports whether the command writes a trace instead of replaying one.
 func (c *Config) Generates() bool { return c.generate != "" }
 
+// Reports reports whether the command compares a recording with kvepp.
+func (c *Config) Reports() bool { return c.report != "" }
+
 // Validate checks the flags. args are the traces.
 func (c *Config) Validate(args []string) (err error) {
 	if c.Generates() {
@@ -143,6 +157,8 @@ func (c *Config) Validate(args []string) (err error) {
 		return err
 	}
 	switch c.files = args; {
+	case c.Reports() && c.report != "text" && c.report != "json" && !strings.HasSuffix(c.report, ".html"):
+		return fmt.Errorf("--report=%s: must be text, json, or a file whose name ends in .html", c.report)
 	case len(args) == 0:
 		return errors.New("which trace? kvepp replay FILE...; --generate makes one")
 	case c.traceBlockSize < 1:
@@ -184,10 +200,28 @@ func (c *Config) Run(ctx context.Context, settings []Setting, stdout, stderr io.
 		}
 		defer func() { err = errors.Join(err, decisions.close()) }()
 	}
-	for _, v := range settings {
+	repeats := func(s Setting) bool { return s.Config.Policy == replay.Recorded }
+	var beside *beside
+	if slices.ContainsFunc(settings, repeats) {
+		engines, err := c.readRecording(ctx, settings, stderr)
+		if err != nil {
+			return err
+		}
+		if c.Reports() {
+			beside = newBeside(settings, c.recording, &c.shadow, engines)
+		}
+	}
+	for i, v := range settings {
 		began := time.Now()
-		if decisions != nil {
-			v.Config.Decided = func(d *replay.Decision) { decisions.write(v.Name, d) }
+		if decisions != nil || beside != nil {
+			v.Config.Decided = func(d *replay.Decision) {
+				if decisions != nil {
+					decisions.write(v.Name, d)
+				}
+				if beside != nil {
+					beside.add(i, d)
+				}
+			}
 		}
 		report, err := c.replayOne(ctx, &v.Config, func(requests int) {
 			fmt.Fprintf(stderr, "\r%s: %d requests, %.0f s", v.Name, requests, time.Since(began).Seconds())
@@ -203,19 +237,34 @@ func (c *Config) Run(ctx context.Context, settings []Setting, stdout, stderr io.
 			return err
 		}
 	}
+	if beside != nil {
+		beside.finish()
+		return beside.write(c.report, stdout)
+	}
 	return c.print(stdout, settings, reports)
 }
 
 func (c *Config) replayOne(ctx context.Context, with *replay.Config, progress func(int)) (*replay.Report, error) {
+	next, closeFile := c.open(with.Engine.BlockSize, nil)
+	defer closeFile()
+	if c.recording != nil {
+		next = c.recording.Replayed(next)
+	}
+	return replay.Run(ctx, *with, next, progress)
+}
+
+// open returns the requests of all files in the order of arrival, and what closes the file that is open then. shadow is
+// as in replay.ReaderOptions.
+func (c *Config) open(blockSize int, shadow *replay.Shadow) (next func() (*replay.Request, error), closeFile func()) {
 	var reader *replay.Reader
 	var file io.Closer
-	defer func() {
+	closeFile = func() {
 		if file != nil {
 			file.Close()
 		}
-	}()
+	}
 	files := c.files
-	next := func() (*replay.Request, error) {
+	next = func() (*replay.Request, error) {
 		for {
 			if reader != nil {
 				q, err := reader.Next()
@@ -223,13 +272,12 @@ func (c *Config) replayOne(ctx context.Context, with *replay.Config, progress fu
 					return q, err
 				}
 			}
-			if file != nil {
-				file.Close()
-			}
+			closeFile()
 			var err error
 			reader, file, err = replay.Open(files[0], replay.Format(c.format), replay.ReaderOptions{
-				BlockSize:      with.Engine.BlockSize,
+				BlockSize:      blockSize,
 				TraceBlockSize: c.traceBlockSize,
+				Shadow:         shadow,
 			})
 			if err != nil {
 				return nil, err
@@ -240,5 +288,5 @@ func (c *Config) replayOne(ctx context.Context, with *replay.Config, progress fu
 	if format := replay.Format(c.format); format == replay.Dynamo || format == replay.Kvepp {
 		next = replay.Sorted(next)
 	}
-	return replay.Run(ctx, *with, next, progress)
+	return next, closeFile
 }

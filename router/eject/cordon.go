@@ -79,25 +79,11 @@ func (t *Tracker) PoolCordon(name string, by pool.CordonSource) {
 func (t *Tracker) logCordon(e *Endpoint, was, changed bool) {
 	switch now := e.cordoned(); {
 	case now && !was:
-		t.log.Info(
-			"endpoint cordoned: it gets no new requests",
-			"endpoint",
-			e.name,
-			"operator",
-			orNone(e.cordon),
-			"pool",
-			orNone(e.declared),
-		)
+		t.log.Info("endpoint cordoned: it gets no new requests",
+			"endpoint", e.name, "operator", orNone(e.cordon), "pool", orNone(e.declared))
 	case now && changed:
-		t.log.Info(
-			"the cordon of an endpoint changed: it still gets no new requests",
-			"endpoint",
-			e.name,
-			"operator",
-			orNone(e.cordon),
-			"pool",
-			orNone(e.declared),
-		)
+		t.log.Info("the cordon of an endpoint changed: it still gets no new requests",
+			"endpoint", e.name, "operator", orNone(e.cordon), "pool", orNone(e.declared))
 	case was && !now:
 		t.log.Info("endpoint uncordoned: it gets requests again", "endpoint", e.name)
 	}
@@ -128,12 +114,7 @@ func (t *Tracker) forgetAbsentCordons() {
 			return
 		}
 		delete(t.cordons, oldest)
-		t.log.Warn(
-			"the cordon of an endpoint that left the pool is forgotten, because there are too many",
-			"endpoint",
-			oldest,
-			"most",
-			maxAbsentCordons,
-		)
+		t.log.Warn("the cordon of an endpoint that left the pool is forgotten, because there are too many",
+			"endpoint", oldest, "most", maxAbsentCordons)
 	}
 }

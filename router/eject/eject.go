@@ -331,15 +331,8 @@ func (t *Tracker) works(e *Endpoint, trial uint64) {
 	e.ejected, e.down, e.share, e.trial, e.overdue, e.consecutive, e.returned = false, false, false, 0, 0, 0, time.Now()
 	clear(e.buckets[:])
 	t.publish()
-	t.log.Info(
-		"an ejected endpoint takes requests again",
-		"endpoint",
-		e.name,
-		"why",
-		"a trial request was answered",
-		"was_ejected_for",
-		e.cause,
-	)
+	t.log.Info("an ejected endpoint takes requests again",
+		"endpoint", e.name, "why", "a trial request was answered", "was_ejected_for", e.cause)
 }
 
 // Succeeded notes a complete response that is no failure. trial is the number of the request's trial; 0: none.
@@ -475,23 +468,9 @@ func (t *Tracker) eject(e *Endpoint, cause Cause, now time.Time) {
 	if e.down {
 		next = "when its metrics page answers"
 	}
-	t.log.Warn(
-		"endpoint ejected: it gets no requests until a trial request succeeds",
-		"endpoint",
-		e.name,
-		"address",
-		e.address,
-		"cause",
-		cause,
-		"advice",
-		advice[cause],
-		"failures_in_a_row",
-		e.consecutive,
-		"ejections_in_a_row",
-		e.ejections,
-		"next_trial_in",
-		next,
-	)
+	t.log.Warn("endpoint ejected: it gets no requests until a trial request succeeds", "endpoint", e.name, "address",
+		e.address, "cause", cause, "advice", advice[cause], "failures_in_a_row", e.consecutive, "ejections_in_a_row",
+		e.ejections, "next_trial_in", next)
 }
 
 // PageRead notes the outcome of a read of a worker's metrics page. Call it at least when the outcome changes.

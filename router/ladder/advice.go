@@ -24,6 +24,7 @@ var advice = [Causes]string{
 	Load:          "workers with the blocks hold more requests: add workers" + policyAdvice,
 	Waiting:       "prompts wait at workers with the blocks: add workers" + policyAdvice,
 	Tier:          "blocks in host memory or on disk count less than the device's",
+	OtherPicker:   "the picker in service sends requests past the workers that have their blocks",
 	Random:        "the temperature spreads requests",
 	NotConfirmed:  "responses do not report cached tokens: vLLM needs --enable-prompt-tokens-details",
 	IndexWrong:    "the engines reuse less than the index has: kvepp check compares tokenizer and template",
@@ -57,7 +58,8 @@ func (s *Sum) Findings(miscounts uint64, byTime bool) (all []string) {
 	}
 	if share := float64(miscounts) / float64(s.Requests); share >= miscounted {
 		all = append(all, fmt.Sprintf("wrong template: the engines count other prompt tokens than kvepp in "+
-			"%.0f %% of the responses. Tokenizer or template differ: kvepp check compares them", 100*min(share, 1)))
+			"%.0f %% of the responses. Tokenizer or chat template differ: kvepp check compares them",
+			100*min(share, 1)))
 	} else if share := float64(s.Unpredicted) / prompt; share >= unexpected {
 		all = append(all, fmt.Sprintf("the engines reuse %.0f %% of the prompt tokens that kvepp did not find. "+
 			"Tokenizer or chat template differ, or KV events are missing: kvepp check compares them", 100*share))

@@ -59,6 +59,7 @@ const (
 	Waiting                    // a candidate that has them has more prompt tokens to compute first
 	Tier                       // a candidate has them in host memory or on disk, where they count less
 	Preference                 // a preferred taint, or a trial of an endpoint, decides for another candidate
+	OtherPicker                // in shadow, the picker in service chose another worker
 	Random                     // the temperature, or a tie, decides for another candidate
 	NotConfirmed               // the response does not report cached tokens
 	IndexWrong                 // the engine reports fewer than the index has
@@ -68,7 +69,7 @@ const (
 var causeNames = [Causes]string{
 	"blocks_unknown", "first_time", "other_salt", "not_matched", "no_events", "evicted", "unusable", "role", "pinned",
 	"taints", "cordoned", "ejected", "busy", "session", "no_affinity", "load", "waiting", "tier",
-	"preference", "random", "not_confirmed", "index_wrong",
+	"preference", "other_picker", "random", "not_confirmed", "index_wrong",
 }
 
 // String returns the cause's name in metrics and JSON.

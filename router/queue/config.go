@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -20,6 +22,8 @@ type Config struct {
 	Policy     string   // a Policy
 	PolicyFile string
 	Timeout    time.Duration // 0: until the client leaves
+	Hold       time.Duration // how long requests wait while there is no worker; 0: they do not
+	Bands      *Bands        // in place of Threshold, Policy and PolicyFile; nil: none
 	Size       int           // how many requests may wait for the workers of one model
 	Instance   string        // of worker_selection in PolicyFile; "": the file's
 
@@ -38,17 +42,25 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"(maxNumBatchedTokens, or the model card's)")
 	flags.Choice(fs, &c.Policy, "router-queue-policy", string(FCFS),
 		"which waiting request goes next, `POLICY`: fcfs (the earliest, priorities counted as seconds), wspt (the "+
-			"least prefill, weighted by priority), or lcfs (the latest; for comparisons)",
-		string(FCFS), string(WSPT), string(LCFS))
+			"least prefill, weighted by priority), edf (the earliest deadline, by x-llm-d-slo-ttft-ms; one that "+
+			"cannot be met is refused at once), or lcfs (the latest; for comparisons)", policies...)
 	fs.StringVar(&c.PolicyFile, "router-policy-config", "",
 		"YAML `FILE` of Dynamo's router policy, not of flags (--config): when requests of each policy class wait, in "+
-			"which order, how many, and how the classes take turns; and the weights of its worker_selection. Read at "+
-			"start only. Its sections router and worker_selection take precedence over flags")
+			"which order, how many, and how the classes take turns; and the weights of its worker_selection. kvepp "+
+			"serve reads it again when it changes. Its sections router and worker_selection take precedence over "+
+			"flags")
 	fs.DurationVar(&c.Timeout, "router-queue-timeout", 30*time.Second,
 		"how long a request waits before it is refused; 0: as long as its client waits. Dynamo has no such limit")
 	c.Size = maxQueued
 	flags.Inherit(fs, "router-queue-threshold", "DYN_ROUTER_QUEUE_THRESHOLD",
 		"router-queue-policy", "DYN_ROUTER_QUEUE_POLICY", "router-policy-config", "DYN_ROUTER_POLICY_CONFIG")
+}
+
+// AddHoldFlag declares the flag that has requests wait for the first worker.
+func (c *Config) AddHoldFlag(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.Hold, "hold-when-empty", 0,
+		"how long a request waits while no endpoint that may take it is in the pool, for example 60s: while engines "+
+			"scale from zero. After that, and at once with 0, kvepp refuses it")
 }
 
 // AddInstanceFlag declares the flag that names an instance of the policy file's worker_selection.
@@ -171,28 +183,39 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("--router-queue-threshold %v: must be a finite number of at least 0, for example 2, or None",
 			*t)
 	}
-	return flags.NotNegative("router-queue-timeout", c.Timeout)
+	if c.Bands != nil && (c.Threshold != nil || c.PolicyFile != "") {
+		return errors.New("flowControl of EndpointPickerConfig says when requests wait: leave out " +
+			"--router-queue-threshold and --router-policy-config, or the feature gate")
+	}
+	return cmp.Or(flags.NotNegative("router-queue-timeout", c.Timeout), flags.NotNegative("hold-when-empty", c.Hold))
 }
 
 // Room returns how requests wait; nil: never.
 func (c *Config) Room() *RoomConfig {
+	if b := c.Bands; b != nil {
+		return &RoomConfig{Profiles: &Profiles{others: b.Profile()}, Bound: c.Size, Hold: b.MaxWait}
+	}
 	profiles := c.File.Profiles(Single(Policy(c.Policy), c.Threshold))
-	if !profiles.Waits() {
+	if !profiles.Waits() && c.Hold == 0 {
 		return nil
 	}
-	return &RoomConfig{Profiles: profiles, Bound: c.Size, Timeout: c.Timeout}
+	return &RoomConfig{Profiles: profiles, Bound: c.Size, Timeout: c.Timeout, Hold: c.Hold}
 }
 
 // AddUnused adds the flags that have no effect. held says that requests wait for the admission of conversations.
 func (c *Config) AddUnused(unused *flags.Unused, held bool) {
 	unused.Lines = append(unused.Lines, c.Overridden...)
+	waits := c.Hold > 0 || c.File.Profiles(Single("", c.Threshold)).Waits()
 	switch {
-	case c.Room() == nil && held:
+	case c.Bands != nil:
+		unused.Add("flowControl of EndpointPickerConfig says this", "router-queue-policy", "router-queue-timeout",
+			"hold-when-empty")
+	case !waits && held:
 		unused.Add("requests that wait for admission go in the order of arrival: neither --router-queue-threshold nor "+
 			"--router-policy-config makes others wait", "router-queue-policy")
-	case c.Room() == nil:
-		unused.Add("no request ever waits: neither --router-queue-threshold nor --router-policy-config says when",
-			"router-queue-policy", "router-queue-timeout")
+	case !waits:
+		unused.Add("no request ever waits: none of --router-queue-threshold, --router-policy-config and "+
+			"--hold-when-empty says when", "router-queue-policy", "router-queue-timeout")
 	case c.File != nil && c.File.HasRoot():
 		unused.Add("the policy classes of --router-policy-config say this", "router-queue-threshold",
 			"router-queue-policy")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -20,6 +21,7 @@ const (
 	maxClasses = 4096    // of all profiles, aliases followed
 	// maxNumber is as good as no limit and keeps sums in range.
 	maxNumber = 1 << 40
+	maxTarget = 24 * 60 * 60 * 1000 // as of a request's own deadline
 )
 
 // File is a policy file.
@@ -30,6 +32,8 @@ type File struct {
 	Router []Setting
 	// Selection is the file's section "worker_selection"; nil: none.
 	Selection *Selection
+	// TenantHeader is the header that says who sent a request, in lower case; empty: x-llm-d-inference-fairness-id.
+	TenantHeader string
 }
 
 // Setting is a key with one value.
@@ -44,7 +48,7 @@ func (f *File) HasRoot() bool { return f.root != nil }
 // The keys of the file, as in Dynamo.
 var (
 	profileKeys = []string{"default_policy_family", "uncached_isl_buckets", "policy_classes"}
-	fileKeys    = append(slices.Clone(profileKeys), "models", "router", "worker_selection")
+	fileKeys    = append(slices.Clone(profileKeys), "models", "router", "worker_selection", tenantKey)
 	bucketKeys  = []string{"min_tokens", "bucket"}
 	classKeys   = []string{
 		"name",
@@ -57,13 +61,20 @@ var (
 		"request_queue_limit_per_worker",
 		"raw_isl_token_queue_limit_per_worker",
 		"cached_token_queue_limit_per_worker",
+		deadlineKey,
 	}
 )
+
+// deadlineKey is kvepp's own: milliseconds from a request's arrival to its first token, at most a day.
+const deadlineKey = "ttft_target_ms"
+
+// tenantKey is kvepp's own, too: the header that says who sent a request.
+const tenantKey = "tenant_header"
 
 // examples are values of keys, for error texts.
 var examples = map[string]string{
 	"default_policy_family": "standard", "policy_family": "standard", "name": "interactive", "bucket": "short",
-	"type":         costFunction,
+	"type": costFunction, deadlineKey: "2000", tenantKey: "x-api-key",
 	"cache_bucket": "short",
 	"min_tokens":   "0", "quantum": "8192", "prefill_busy_threshold": "16384", "prefill_busy_threshold_frac": "2.0",
 	"request_queue_limit_per_worker": "64", "raw_isl_token_queue_limit_per_worker": "1000000",
@@ -135,7 +146,11 @@ func ParseFile(text []byte) (*File, error) {
 			return nil, err
 		}
 	}
-	if f.root == nil && len(f.models) == 0 && f.Router == nil && f.Selection == nil {
+	if f.TenantHeader, err = top.identifier(tenantKey); err != nil {
+		return nil, err
+	}
+	f.TenantHeader = strings.ToLower(f.TenantHeader)
+	if f.root == nil && len(f.models) == 0 && f.Router == nil && f.Selection == nil && f.TenantHeader == "" {
 		return nil, wrong(doc.Content[0], "the file must define policy_classes, models, router or worker_selection")
 	}
 	return f, nil
@@ -204,14 +219,8 @@ func (r *reader) mapping(n *yaml.Node, what string, known []string) (object, err
 		case not && slices.Contains(known, "router"):
 			return o, wrong(key, "%s: %s", key.Value, why)
 		default:
-			return o, wrong(
-				key,
-				"%q is not a key of %s, which has: %s%s",
-				key.Value,
-				what,
-				strings.Join(known, ", "),
-				suggest.DidYouMean(key.Value, "", known),
-			)
+			return o, wrong(key, "%q is not a key of %s, which has: %s%s", key.Value, what, strings.Join(known, ", "),
+				suggest.DidYouMean(key.Value, "", known))
 		}
 	}
 	return o, err
@@ -233,14 +242,8 @@ func (o *object) identifier(key string) (string, error) {
 			(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
 	}
 	if !ok {
-		return "", wrong(
-			n,
-			"%s%s: must be text of letters, digits, '_', '.' and '-', for example %s: %s",
-			key,
-			shown(n),
-			key,
-			examples[key],
-		)
+		return "", wrong(n, "%s%s: must be text of letters, digits, '_', '.' and '-', for example %s: %s", key,
+			shown(n), key, examples[key])
 	}
 	return n.Value, nil
 }
@@ -253,15 +256,8 @@ func (o *object) number(key string) (*int, error) {
 	}
 	var v int64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&v) != nil || v < 0 || v > maxNumber {
-		return nil, wrong(
-			n,
-			"%s%s: must be a whole number from 0 to %d, for example %s: %s",
-			key,
-			shown(n),
-			maxNumber,
-			key,
-			examples[key],
-		)
+		return nil, wrong(n, "%s%s: must be a whole number from 0 to %d, for example %s: %s", key, shown(n), maxNumber,
+			key, examples[key])
 	}
 	i := int(v)
 	return &i, nil
@@ -276,14 +272,8 @@ func (o *object) fraction(key string) (*float64, error) {
 	var v float64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" || n.Decode(&v) != nil ||
 		!(v >= 0 && v <= math.MaxFloat64) {
-		return nil, wrong(
-			n,
-			"%s%s: must be a finite number of at least 0, for example %s: %s",
-			key,
-			shown(n),
-			key,
-			examples[key],
-		)
+		return nil, wrong(n,
+			"%s%s: must be a finite number of at least 0, for example %s: %s", key, shown(n), key, examples[key])
 	}
 	return &v, nil
 }
@@ -344,43 +334,29 @@ func (r *reader) profile(o object) (*Profile, error) {
 		}
 		m := member{p.families[family], bucket}
 		if other, taken := p.members[m]; taken {
-			return nil, wrong(
-				n,
-				"family %q has a class for bucket %q already: %q",
-				family,
-				names[bucket],
-				p.Classes[other].Name,
-			)
+			return nil, wrong(n,
+				"family %q has a class for bucket %q already: %q", family, names[bucket], p.Classes[other].Name)
 		}
 		p.members[m] = i
 	}
 	var known bool
 	if p.defaultFamily, known = p.families[fallback]; !known {
-		return nil, wrong(
-			o.values["default_policy_family"],
-			"default_policy_family %q: no policy class has this policy_family",
-			fallback,
-		)
+		return nil, wrong(o.values["default_policy_family"],
+			"default_policy_family %q: no policy class has this policy_family", fallback)
 	}
 	for name := range p.explicit {
 		if _, too := p.families[name]; too {
-			return nil, wrong(
-				lines[name],
-				"policy class %q has the name of a policy_family: a request that asks for it could mean either",
-				name,
-			)
+			return nil, wrong(lines[name],
+				"policy class %q has the name of a policy_family: a request that asks for it could mean either", name)
 		}
 	}
 	// The loop ends at the first missing class, so it never takes longer than there are classes.
 	for f, family := range families {
 		for b, bucket := range names {
 			if _, there := p.members[member{f, b}]; !there {
-				return nil, wrong(
-					o.values["policy_classes"],
-					"no policy class for family %q and bucket %q: every family needs one for each bucket",
-					family,
-					bucket,
-				)
+				return nil, wrong(o.values["policy_classes"],
+					"no policy class for family %q and bucket %q: every family needs one for each bucket", family,
+					bucket)
 			}
 		}
 	}
@@ -414,12 +390,8 @@ func (r *reader) buckets(o *object) (least []int, names []string, err error) {
 		case i == 0 && *from != 0:
 			return nil, nil, wrong(b.node, "min_tokens %d: the first bucket must begin at 0", *from)
 		case i > 0 && *from <= least[i-1]:
-			return nil, nil, wrong(
-				b.node,
-				"min_tokens %d: must be more than the bucket before it has, %d",
-				*from,
-				least[i-1],
-			)
+			return nil, nil, wrong(b.node,
+				"min_tokens %d: must be more than the bucket before it has, %d", *from, least[i-1])
 		case seen[name]:
 			return nil, nil, wrong(b.node, "bucket %q is there twice", name)
 		}
@@ -446,12 +418,8 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 	c.Policy = FCFS
 	if v := o.values["queue_policy"]; v != nil {
 		if c.Policy = Policy(v.Value); v.Kind != yaml.ScalarNode || !c.Policy.Valid() {
-			return c, "", 0, wrong(
-				v,
-				"queue_policy%s: must be fcfs, wspt or lcfs%s",
-				shown(v),
-				suggest.DidYouMean(v.Value, "", []string{string(FCFS), string(WSPT), string(LCFS)}),
-			)
+			return c, "", 0, wrong(v, "queue_policy%s: must be fcfs, wspt, edf or lcfs%s", shown(v),
+				suggest.DidYouMean(v.Value, "", policies))
 		}
 	}
 	quantum, err := o.number("quantum")
@@ -480,6 +448,17 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 			return c, "", 0, err
 		}
 	}
+	target, err := o.number(deadlineKey)
+	switch {
+	case err != nil:
+		return c, "", 0, err
+	case target != nil && (*target == 0 || *target > maxTarget):
+		return c, "", 0, wrong(o.values[deadlineKey], "%s %d: must be 1 to %d", deadlineKey, *target, maxTarget)
+	case target != nil && c.Policy != EDF:
+		return c, "", 0, wrong(o.values[deadlineKey], "%s: only queue_policy edf heeds deadlines", deadlineKey)
+	case target != nil:
+		c.Deadline = time.Duration(*target) * time.Millisecond
+	}
 	family, err = o.identifier("policy_family")
 	if err != nil {
 		return c, "", 0, err
@@ -489,22 +468,14 @@ func (r *reader) class(n *yaml.Node, buckets []string) (c Class, family string, 
 	case err != nil:
 		return c, "", 0, err
 	case (family == "") != (name == ""):
-		return c, "", 0, wrong(
-			o.node,
-			"%s: policy_family and cache_bucket belong together; a class without both is asked for by its name",
-			o.what,
-		)
+		return c, "", 0, wrong(o.node,
+			"%s: policy_family and cache_bucket belong together; a class without both is asked for by its name", o.what)
 	case family == "":
 		return c, "", 0, nil
 	}
 	if bucket = slices.Index(buckets, name); bucket < 0 {
-		return c, "", 0, wrong(
-			o.values["cache_bucket"],
-			"cache_bucket %q is none of the uncached_isl_buckets: %s%s",
-			name,
-			strings.Join(buckets, ", "),
-			suggest.DidYouMean(name, "", buckets),
-		)
+		return c, "", 0, wrong(o.values["cache_bucket"], "cache_bucket %q is none of the uncached_isl_buckets: %s%s",
+			name, strings.Join(buckets, ", "), suggest.DidYouMean(name, "", buckets))
 	}
 	return c, family, bucket, nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const example = `
@@ -25,18 +26,22 @@ policy_classes:
 - {name: urgent_cached, policy_family: urgent, cache_bucket: cached, quantum: 1}
 - {name: urgent_uncached, policy_family: urgent, cache_bucket: uncached, quantum: 1, ` +
 	`raw_isl_token_queue_limit_per_worker: 0}
-- {name: batch.all, queue_policy: lcfs, quantum: 3, cached_token_queue_limit_per_worker: 7}
+- {name: batch.all, queue_policy: edf, ttft_target_ms: 1500, quantum: 3, cached_token_queue_limit_per_worker: 7}
 models:
   other/model:
     default_policy_family: one
     uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
     policy_classes: [{name: only, policy_family: one, cache_bucket: all, quantum: 5}]
+tenant_header: X-Api-Key
 `
 
 func TestParseFile(t *testing.T) {
 	f, err := ParseFile([]byte(example))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if f.TenantHeader != "x-api-key" {
+		t.Errorf("tenants have the header %q", f.TenantHeader)
 	}
 	if want := []Setting{{"router_track_active_blocks", "false", 3}, {"router_ttl_secs", "60.5", 4},
 		{"router_predicted_ttl_secs", "None", 5}}; !reflect.DeepEqual(
@@ -56,7 +61,7 @@ func TestParseFile(t *testing.T) {
 		{Name: "uncached", Policy: WSPT, Quantum: 1024, BusyTokens: set(100), MaxRequests: set(8)},
 		{Name: "urgent_cached", Policy: FCFS, Quantum: 1},
 		{Name: "urgent_uncached", Policy: FCFS, Quantum: 1, MaxTokens: set(0)},
-		{Name: "batch.all", Policy: LCFS, Quantum: 3, MaxCachedTokens: set(7)},
+		{Name: "batch.all", Policy: EDF, Deadline: 1500 * time.Millisecond, Quantum: 3, MaxCachedTokens: set(7)},
 	}
 	if !reflect.DeepEqual(p.Classes, want) {
 		t.Errorf("classes: %+v", p.Classes)
@@ -174,10 +179,12 @@ func TestRefusedFiles(t *testing.T) {
 		{"router:\n", "request_classifier: {type: x}\nrouter:\n", "line 2: request_classifier: kvepp runs no"},
 		{"router:\n", "routers: {}\nrouter:\n",
 			`line 2: "routers" is not a key of the policy file, which has: default_policy_family, ` +
-				`uncached_isl_buckets, policy_classes, models, router, worker_selection; did you mean router?`},
+				`uncached_isl_buckets, policy_classes, models, router, worker_selection, ` +
+				`tenant_header; did you mean router?`},
 		{"policy_classes:", "policy_class:",
 			`line 10: "policy_class" is not a key of the policy file, which has: default_policy_family, ` +
-				`uncached_isl_buckets, policy_classes, models, router, worker_selection; did you mean policy_classes?`},
+				`uncached_isl_buckets, policy_classes, models, router, worker_selection, ` +
+				`tenant_header; did you mean policy_classes?`},
 		{"a", "a: b: c\n", "line 3: not valid YAML: mapping values are not allowed in this context"},
 		{"router_ttl_secs: 60.5", "router_ttl_secs: [1]", "line 4: router_ttl_secs: must be one value"},
 		{example, "router: 7\n", "line 1: router: must be a mapping"},
@@ -199,6 +206,11 @@ func TestRefusedFiles(t *testing.T) {
 		{"min_tokens: 3072", "min_token: 3072",
 			`line 9: "min_token" is not a key of an uncached_isl_bucket, which has: min_tokens, bucket`},
 		{"bucket: uncached}\npolicy", "bucket: cached}\npolicy", `line 9: bucket "cached" is there twice`},
+		{"ttft_target_ms: 1500", "ttft_target_ms: 0", `ttft_target_ms 0: must be 1 to 86400000`},
+		{"ttft_target_ms: 1500", "ttft_target_ms: 86400001", `ttft_target_ms 86400001: must be 1 to 86400000`},
+		{"ttft_target_ms: 1500", "ttft_target_ms: soon", `ttft_target_ms "soon": must be a whole number from 0`},
+		{"queue_policy: edf, t", "t", `ttft_target_ms: only queue_policy edf heeds deadlines`},
+		{"X-Api-Key", "'x key'", `line 21: tenant_header "x key": must be text of letters`},
 		{"quantum: 2048", "quantum: 0", `line 11: quantum 0: must be at least 1 token`},
 		{"quantum: 2048", "quantum: -1",
 			`line 11: quantum "-1": must be a whole number from 0 to 1099511627776, for example quantum: 8192`},
@@ -210,10 +222,10 @@ func TestRefusedFiles(t *testing.T) {
 				`cached_token_queue_limit_per_worker`},
 		{"quantum: 2048", "quantum: 2048, worker_selection: 1", `"worker_selection" is not a key of a policy class`},
 		{"quantum: 2048", "quantum: 1, quantum: 2048", "line 11"},
-		{"queue_policy: wspt", "queue_policy: edf", `line 12: queue_policy "edf": must be fcfs, wspt or lcfs`},
+		{"queue_policy: wspt", "queue_policy: sjf", `line 12: queue_policy "sjf": must be fcfs, wspt, edf or lcfs`},
 		{"queue_policy: wspt", "queue_policy: wpst",
-			`line 12: queue_policy "wpst": must be fcfs, wspt or lcfs; did you mean wspt?`},
-		{"queue_policy: wspt", "queue_policy: {}", `line 12: queue_policy: must be fcfs, wspt or lcfs`},
+			`line 12: queue_policy "wpst": must be fcfs, wspt, edf or lcfs; did you mean wspt?`},
+		{"queue_policy: wspt", "queue_policy: {}", `line 12: queue_policy: must be fcfs, wspt, edf or lcfs`},
 		{"prefill_busy_threshold_frac: 16", "prefill_busy_threshold_frac: .inf",
 			`line 11: prefill_busy_threshold_frac ".inf": must be a finite number of at least 0, for example ` +
 				`prefill_busy_threshold_frac: 2.0`},

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sort"
+	"time"
 )
 
 // Class is one policy class: when its requests wait, in which order, and how many.
@@ -18,6 +19,11 @@ type Class struct {
 	// than BusyFrac times the tokens that the engine takes in one step. Both nil: requests of the class never wait.
 	BusyTokens *int
 	BusyFrac   *float64
+	// Gate, in their place, says when all workers together are busy. nil: it does not.
+	Gate *Gate
+
+	// Deadline is that of the first token of requests that bring none, after their arrival; 0: none. Only EDF reads it.
+	Deadline time.Duration
 
 	// Limits on what waits in the class, for each worker: requests, tokens of their prompts, and cached tokens of
 	// these. nil: no limit. 0: requests never wait and are refused instead.
@@ -25,7 +31,7 @@ type Class struct {
 }
 
 // Waits reports whether requests of the class wait, or are refused, above some load.
-func (c *Class) Waits() bool { return c.BusyTokens != nil || c.BusyFrac != nil }
+func (c *Class) Waits() bool { return c.BusyTokens != nil || c.BusyFrac != nil || c.Gate != nil }
 
 // Rejects reports whether requests of the class are refused where others would wait.
 func (c *Class) Rejects() bool {
@@ -42,6 +48,7 @@ func (c *Class) Busy(prefillTokens, maxTokens int) bool {
 // Profile is the policy classes of a model, and the rule that assigns requests to them.
 type Profile struct {
 	Classes []Class // at least one
+	Bands   *Bands  // of the only class; nil: none
 
 	// The other fields are nil if there is one class for all requests.
 	explicit      map[string]int // name -> class that requests ask for by that name
@@ -119,6 +126,18 @@ func (p *Profiles) Waits() bool {
 		}
 	}
 	return p.others.Waits()
+}
+
+// SameClasses reports whether others has the same classes for the same models, in the same order. Either may be nil.
+func (p *Profiles) SameClasses(others *Profiles) bool {
+	if p == nil || others == nil {
+		return p == others
+	}
+	same := func(a, b *Profile) bool {
+		return slices.EqualFunc(a.Classes, b.Classes, func(x, y Class) bool { return x.Name == y.Name })
+	}
+	return p.Waits() == others.Waits() && same(p.others, others.others) &&
+		maps.EqualFunc(p.byModel, others.byModel, same)
 }
 
 // Classes returns the names of all classes, sorted.

@@ -11,9 +11,12 @@
 package queue
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 )
 
 // Policy is the order within a class. In every policy a higher strict priority goes first, and of two equal requests
@@ -25,23 +28,32 @@ const (
 	FCFS Policy = "fcfs" // first come, first served: a jump of 1 counts as one second of waiting
 	LCFS Policy = "lcfs" // last come, first served; for comparisons, in Dynamo as well
 	WSPT Policy = "wspt" // shortest work first: uncached tokens, divided by 1 + jump
+	EDF  Policy = "edf"  // the earliest deadline first, then requests without one
 )
 
 // Valid reports whether p is one of the policies.
-func (p Policy) Valid() bool { return p == FCFS || p == LCFS || p == WSPT }
+func (p Policy) Valid() bool { return slices.Contains(policies, string(p)) }
 
-// score returns what the class is sorted by, highest first. arrival is in seconds.
-func (p Policy) score(arrival, jump float64, cost int) float64 {
-	jump = max(jump, 0)
+// policies are all of them.
+var policies = []string{string(FCFS), string(WSPT), string(EDF), string(LCFS)}
+
+// score returns what the class is sorted by, highest first.
+func (p Policy) score(r *Request) float64 {
+	jump := max(r.Jump, 0)
 	if math.IsNaN(jump) {
 		jump = 0
 	}
-	arrival = max(arrival, 0)
+	arrival := max(r.Arrival, 0)
 	switch p {
 	case LCFS:
 		return jump + arrival
 	case WSPT:
-		return (1 + jump) / float64(cost)
+		return (1 + jump) / float64(r.Cost())
+	case EDF:
+		if r.Deadline == 0 {
+			return math.Inf(-1)
+		}
+		return -r.Deadline
 	}
 	return jump - arrival
 }
@@ -59,10 +71,16 @@ type Request struct {
 	Arrival        float64 // seconds since a moment that is the same for all requests
 	Jump           float64 // priority; below 0 counts as 0
 	StrictPriority uint32
+	Deadline       float64 // of its first token, like Arrival; 0: none
+	Tenant         Tenant  // who sent it; see Entry.SetTenant
+
+	// Only Bands read these.
+	Priority int
+	Bytes    int // of its body
 }
 
-// cost returns the tokens that a turn is charged for, at least 1, so that every request takes part in turns.
-func (r *Request) cost() int { return max(r.Tokens-r.cached(), 1) }
+// Cost returns the tokens that a turn is charged for, at least 1, so that every request takes part in turns.
+func (r *Request) Cost() int { return max(r.Tokens-r.cached(), 1) }
 
 func (r *Request) cached() int { return min(r.CachedTokens, r.Tokens) }
 
@@ -74,14 +92,19 @@ type Item[T any] struct {
 	score    float64
 	sequence uint64
 	lane     *lane[T]
-	index    int // in lane; -1: it no longer waits
+	flow     *flow[T] // in lane
+	index    int      // in flow; -1: it no longer waits
 }
 
 // before reports whether a goes before b, both of one class.
 func (a *Item[T]) before(b *Item[T]) bool {
 	switch {
+	case a.Priority != b.Priority:
+		return a.Priority > b.Priority
 	case a.StrictPriority != b.StrictPriority:
 		return a.StrictPriority > b.StrictPriority
+	case a.flow.tenant.served != b.flow.tenant.served:
+		return a.flow.tenant.served < b.flow.tenant.served
 	case a.score != b.score:
 		return a.score > b.score
 	}
@@ -102,19 +125,14 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf(
-		"policy class %q: the queue holds %d %s, and its limit is %d",
-		e.Class,
-		e.Current,
-		e.Kind,
-		e.Limit,
-	)
+	return fmt.Sprintf("policy class %q: the queue holds %d %s, and its limit is %d",
+		e.Class, e.Current, e.Kind, e.Limit)
 }
 
 // Queue holds the requests that wait. Make one with New.
 //
-// Push and Remove take logarithmic time. Pop also looks at the first request of every lane: one for each class, and one
-// for each worker that the class has pinned requests for.
+// Push and Remove take logarithmic time, beside a look at the lane's tenants. Pop also looks at the first request of
+// every tenant in every lane: one lane for each class, and one for each worker that the class has pinned requests for.
 type Queue[T any] struct {
 	classes  []class[T]
 	cursor   int // the class that is asked first
@@ -123,6 +141,11 @@ type Queue[T any] struct {
 	length   int
 	bound    int
 	heads    []*Item[T] // indexed like classes; scratch memory of Pop
+
+	nameless tenant // of requests whose tenant is not known, or does not count
+	bands    *Bands // nil: none
+	byBand   map[int]*bandLoad
+	all      bandLoad
 }
 
 type class[T any] struct {
@@ -131,6 +154,7 @@ type class[T any] struct {
 	pinned  map[int]*lane[T] // by worker; none of them is empty
 	load    Load
 	deficit int // tokens that the class may still spend in this round
+	ledger  ledger
 }
 
 // New returns an empty queue of the profile's classes, for at most bound requests.
@@ -140,6 +164,8 @@ func New[T any](p *Profile, bound int) *Queue[T] {
 		carry:   -1,
 		bound:   bound,
 		heads:   make([]*Item[T], len(p.Classes)),
+		bands:   p.Bands,
+		byBand:  map[int]*bandLoad{},
 	}
 	for i := range q.classes {
 		q.classes[i] = class[T]{Class: &p.Classes[i], pinned: map[int]*lane[T]{}}
@@ -166,7 +192,14 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 	if err := q.Limited(r.Class, workers); err != nil {
 		return nil, err
 	}
-	item := &Item[T]{Request: r, Value: value, score: c.Policy.score(r.Arrival, r.Jump, r.cost()), sequence: q.sequence}
+	score := c.Policy.score(&r)
+	if q.bands != nil {
+		var err error
+		if score, err = q.bands.admit(q.bands.load(q.byBand, r.Priority), &q.all, &r); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrFull, err)
+		}
+	}
+	item := &Item[T]{Request: r, Value: value, score: score, sequence: q.sequence}
 	q.sequence++
 	item.lane = &c.shared
 	if r.Lane != Any {
@@ -175,7 +208,12 @@ func (q *Queue[T]) Push(r Request, workers int, value T) (*Item[T], error) {
 		}
 		item.lane = c.pinned[r.Lane]
 	}
-	item.lane.push(item)
+	who := &q.nameless
+	if r.Tenant != 0 {
+		who = q.ledgerOf(&r).of(r.Tenant)
+	}
+	who.enter()
+	item.lane.push(item, who)
 	q.length++
 	c.load.Requests++
 	c.load.Tokens += r.Tokens
@@ -206,15 +244,74 @@ func (q *Queue[T]) Limited(class, workers int) error {
 	return nil
 }
 
+// Times are what the workers need for prompts, in seconds.
+type Times struct {
+	Soonest float64 // until one of them would begin with a further prompt
+	Own     float64 // that one of them takes for a token
+	All     float64 // that all of them together take for a token
+}
+
+// maxCompared bounds how many waiting requests an arrival is compared with one by one.
+const maxCompared = 1024
+
+// Ahead says what a request with a deadline has to wait for, by what it and others wait for now: the seconds until one
+// of the workers can begin with it, behind the requests of its class with earlier deadlines. held is the seconds until
+// the last request begins that would be late because of it, 0 without one; those that are late anyway do not count. now
+// is like Request.Arrival.
+func (q *Queue[T]) Ahead(r *Request, now float64, t Times) (begins, held float64) {
+	quanta, own := 0, &q.classes[r.Class]
+	for i := range q.classes {
+		if c := &q.classes[i]; c == own || c.load.Requests > 0 {
+			quanta += c.Quantum
+		}
+	}
+	t.All *= float64(quanta) / float64(own.Quantum) // its share of the turns
+	var waiting []*Item[T]
+	for _, l := range append(slices.Collect(maps.Values(own.pinned)), &own.shared) {
+		for _, f := range l.flows { // one: EDF knows no tenants
+			for _, item := range f.items {
+				if item.Deadline > 0 {
+					waiting = append(waiting, item)
+				}
+			}
+		}
+	}
+	many := len(waiting) > maxCompared
+	if !many {
+		slices.SortFunc(waiting, func(a, b *Item[T]) int { return cmp.Compare(a.Deadline, b.Deadline) })
+	}
+	begins = t.Soonest
+	next, delay := t.Soonest, t.All*float64(r.Cost())
+	for _, item := range waiting {
+		left := item.Deadline - now - next - t.Own*float64(item.Cost())
+		if !many && item.Deadline > r.Deadline && left >= 0 && left < delay {
+			held = next
+		}
+		next += t.All * float64(item.Cost())
+		if item.Deadline <= r.Deadline {
+			begins += t.All * float64(item.Cost())
+		}
+	}
+	return begins, held
+}
+
 // Remove removes a request; false if it does not wait any more.
 func (q *Queue[T]) Remove(item *Item[T]) bool {
+	return q.remove(item, false)
+}
+
+// remove removes a request that has its turn, or leaves without it.
+func (q *Queue[T]) remove(item *Item[T], taken bool) bool {
 	if item.index < 0 {
 		return false
 	}
+	if q.bands != nil {
+		q.bands.leave(q.byBand[item.Priority], &q.all, &item.Request)
+	}
 	c := &q.classes[item.Class]
-	item.lane.remove(item.index)
-	item.index = -1
-	if item.lane == c.pinned[item.Lane] && len(item.lane.items) == 0 {
+	item.flow.tenant.leave(item.Cost(), taken)
+	item.lane.remove(item)
+	if item.lane == c.pinned[item.Lane] && len(item.lane.flows) == 0 {
 		delete(c.pinned, item.Lane)
 	}
 	q.length--
@@ -269,7 +366,7 @@ func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 	rounds := math.MaxInt
 	for i, head := range q.heads {
 		if c := &q.classes[i]; head != nil {
-			rounds = min(rounds, (head.cost()-c.deficit+c.Quantum-1)/c.Quantum)
+			rounds = min(rounds, (head.Cost()-c.deficit+c.Quantum-1)/c.Quantum)
 		}
 	}
 	for i, head := range q.heads {
@@ -287,14 +384,14 @@ func (q *Queue[T]) Pop(ready func(*Class, *Item[T]) bool) *Item[T] {
 
 // affordable reports whether the class has a ready request and enough deficit for it.
 func (q *Queue[T]) affordable(i int) bool {
-	return q.heads[i] != nil && q.heads[i].cost() <= q.classes[i].deficit
+	return q.heads[i] != nil && q.heads[i].Cost() <= q.classes[i].deficit
 }
 
 func (q *Queue[T]) take(i int) *Item[T] {
 	c, item := &q.classes[i], q.heads[i]
 	q.cursor = (i + 1) % len(q.classes)
-	c.deficit -= item.cost()
-	q.Remove(item)
+	c.deficit -= item.Cost()
+	q.remove(item, true)
 	if c.deficit > 0 {
 		q.carry = i
 	}
@@ -317,67 +414,99 @@ func (c *class[T]) earn(rounds int) {
 // head returns the first of the class's ready requests. A request that is not ready blocks its lane.
 func (c *class[T]) head(ready func(*Class, *Item[T]) bool) *Item[T] {
 	var best *Item[T]
-	if len(c.shared.items) > 0 && ready(c.Class, c.shared.items[0]) {
-		best = c.shared.items[0]
+	if first := c.shared.first(); first != nil && ready(c.Class, first) {
+		best = first
 	}
 	for _, l := range c.pinned {
-		if first := l.items[0]; (best == nil || first.before(best)) && ready(c.Class, first) {
+		if first := l.first(); (best == nil || first.before(best)) && ready(c.Class, first) {
 			best = first
 		}
 	}
 	return best
 }
 
-// lane is a heap: items[0] goes first.
-type lane[T any] struct{ items []*Item[T] }
+// lane holds the requests of a class that the same workers may take.
+type lane[T any] struct{ flows []*flow[T] } // none of them is empty
 
-func (l *lane[T]) push(item *Item[T]) {
-	l.items = append(l.items, item)
-	item.index = len(l.items) - 1
-	l.up(item.index)
+// flow holds those of one tenant. It is a heap: items[0] goes first.
+type flow[T any] struct {
+	tenant *tenant
+	items  []*Item[T]
 }
 
-func (l *lane[T]) remove(i int) {
-	last := len(l.items) - 1
-	l.items[i] = l.items[last]
-	l.items[i].index = i
-	l.items[last] = nil
-	l.items = l.items[:last]
-	if i < last && !l.up(i) {
-		l.down(i)
+// first returns the request that goes first; nil: there is none.
+func (l *lane[T]) first() (best *Item[T]) {
+	for _, f := range l.flows {
+		if best == nil || f.items[0].before(best) {
+			best = f.items[0]
+		}
+	}
+	return best
+}
+
+func (l *lane[T]) push(item *Item[T], of *tenant) {
+	i := slices.IndexFunc(l.flows, func(f *flow[T]) bool { return f.tenant == of })
+	if i < 0 {
+		i = len(l.flows)
+		l.flows = append(l.flows, &flow[T]{tenant: of})
+	}
+	f := l.flows[i]
+	item.flow, item.index = f, len(f.items)
+	f.items = append(f.items, item)
+	f.up(item.index)
+}
+
+func (l *lane[T]) remove(item *Item[T]) {
+	f := item.flow
+	f.remove(item.index)
+	if item.index = -1; len(f.items) == 0 {
+		i, last := slices.Index(l.flows, f), len(l.flows)-1
+		l.flows[i], l.flows[last] = l.flows[last], nil
+		l.flows = l.flows[:last]
 	}
 }
 
-func (l *lane[T]) up(i int) (moved bool) {
+func (f *flow[T]) remove(i int) {
+	last := len(f.items) - 1
+	f.items[i] = f.items[last]
+	f.items[i].index = i
+	f.items[last] = nil
+	f.items = f.items[:last]
+	if i < last && !f.up(i) {
+		f.down(i)
+	}
+}
+
+func (f *flow[T]) up(i int) (moved bool) {
 	for i > 0 {
 		parent := (i - 1) / 2
-		if !l.items[i].before(l.items[parent]) {
+		if !f.items[i].before(f.items[parent]) {
 			break
 		}
-		l.swap(i, parent)
+		f.swap(i, parent)
 		i, moved = parent, true
 	}
 	return moved
 }
 
-func (l *lane[T]) down(i int) {
+func (f *flow[T]) down(i int) {
 	for {
 		first := 2*i + 1
-		if first >= len(l.items) {
+		if first >= len(f.items) {
 			return
 		}
-		if second := first + 1; second < len(l.items) && l.items[second].before(l.items[first]) {
+		if second := first + 1; second < len(f.items) && f.items[second].before(f.items[first]) {
 			first = second
 		}
-		if !l.items[first].before(l.items[i]) {
+		if !f.items[first].before(f.items[i]) {
 			return
 		}
-		l.swap(i, first)
+		f.swap(i, first)
 		i = first
 	}
 }
 
-func (l *lane[T]) swap(i, j int) {
-	l.items[i], l.items[j] = l.items[j], l.items[i]
-	l.items[i].index, l.items[j].index = i, j
+func (f *flow[T]) swap(i, j int) {
+	f.items[i], f.items[j] = f.items[j], f.items[i]
+	f.items[i].index, f.items[j].index = i, j
 }

@@ -54,8 +54,11 @@ func (o *oracle) push(r Request, workers, id int) bool {
 	switch c.Policy {
 	case FCFS:
 		e.score = max(r.Jump, 0) - r.Arrival
-	case LCFS:
-		e.score = max(r.Jump, 0) + r.Arrival
+	case EDF:
+		e.score = math.Inf(-1)
+		if r.Deadline > 0 {
+			e.score = -r.Deadline
+		}
 	case WSPT:
 		e.score = (1 + max(r.Jump, 0)) / work
 	}
@@ -170,7 +173,7 @@ func TestQueueIsTheOracle(t *testing.T) {
 		for i := range 1 + rng.IntN(4) {
 			c := Class{
 				Name:    fmt.Sprint("c", i),
-				Policy:  []Policy{FCFS, LCFS, WSPT}[rng.IntN(3)],
+				Policy:  []Policy{FCFS, EDF, WSPT}[rng.IntN(3)],
 				Quantum: 1 + rng.IntN(40),
 			}
 			for _, limit := range []**int{&c.MaxRequests, &c.MaxTokens, &c.MaxCachedTokens} {
@@ -195,6 +198,7 @@ func TestQueueIsTheOracle(t *testing.T) {
 						step / 3,
 					),
 					Jump:           float64(rng.IntN(12) - 3),
+					Deadline:       float64(max(rng.IntN(12)-3, 0)),
 					StrictPriority: uint32(rng.IntN(3) / 2),
 				}
 				if rng.IntN(3) == 0 {
@@ -256,6 +260,8 @@ func TestOrder(t *testing.T) {
 		{FCFS, "cadb", []Request{{Arrival: 1}, {Arrival: 2}, {Arrival: 3, Jump: 2.5}, {Arrival: 3, Jump: 1.5}}},
 		{FCFS, "cabd", []Request{{Arrival: 1}, {Arrival: 2, Jump: -9}, {Arrival: 3, StrictPriority: 1},
 			{Arrival: 4, Jump: math.NaN()}}},
+		{EDF, "dbca", []Request{{Deadline: 4}, {Deadline: 3}, {Deadline: 3}, {Deadline: 1}}},
+		{EDF, "bac", []Request{{}, {Deadline: 9}, {Arrival: -9}}},
 		{LCFS, "dbca", []Request{{Arrival: 1}, {Arrival: 2}, {Arrival: 2}, {Arrival: 3}}},
 		{WSPT, "bcad", []Request{{Tokens: 100}, {Tokens: 10}, {Tokens: 100, Jump: 4}, {Tokens: 101}}},
 		{WSPT, "cba", []Request{{Tokens: 100}, {Tokens: 1000, CachedTokens: 950},
@@ -383,4 +389,44 @@ func BenchmarkPushPop(b *testing.B) {
 		q.Push(Request{Class: i % 2, Lane: Any, Tokens: i * 104729 % 1000, Arrival: float64(i)}, 1, i)
 		q.Pop(always[int])
 	}
+}
+
+// TestAhead: what has an earlier deadline goes before a request, at the class's share of the turns. The last of those
+// that it would make late says when it could go; not those that are late anyway, and not where too many wait.
+func TestAhead(t *testing.T) {
+	times := Times{Soonest: 1, Own: .01, All: .005}
+	near := func(x, want float64) bool { return math.Abs(x-want) < 1e-9 }
+	p := &Profile{Classes: []Class{{Policy: EDF, Quantum: 1}, {Policy: FCFS, Quantum: 3}}}
+	q := New[int](p, 1<<16)
+	push := func(class, lane, tokens int, deadline float64) {
+		t.Helper()
+		if _, err := q.Push(Request{Class: class, Lane: lane, Tokens: tokens, Deadline: deadline}, 1, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(deadline, begins, held float64) {
+		t.Helper()
+		r := Request{Tokens: 100, Deadline: deadline}
+		if b, h := q.Ahead(&r, 10, times); !near(b, begins) || !near(h, held) {
+			t.Errorf("deadline %v: begins after %v, held %v; want %v and %v", deadline, b, h, begins, held)
+		}
+	}
+	want(12, 1, 0)
+	push(0, Any, 100, 15)  // begins after 1, ends after 2
+	push(0, 3, 100, 12.75) // before it, behind the next: begins after 1.5 and ends after 2.5, or late with 100 more
+	push(0, Any, 100, 0)
+	push(0, Any, 100, 11) // late anyway
+	want(12, 1.5, 1.5)
+	want(20, 2.5, 0)
+	q = New[int](p, 1<<16)
+	push(0, 3, 100, 12.25)
+	push(0, Any, 100, 20)
+	want(12, 1, 1)
+	push(1, Any, 100, 0) // the other class has three quarters of the turns
+	want(30, 5, 0)
+	want(12.1, 1, 1)
+	for range maxCompared {
+		push(0, Any, 1, 40)
+	}
+	want(12.1, 1, 0)
 }

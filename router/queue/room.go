@@ -12,28 +12,42 @@ import (
 var (
 	// ErrTimeout says that no worker became ready for the request within RoomConfig.Timeout.
 	ErrTimeout = errors.New("no worker was ready in time")
+	// ErrAway says that none of the workers that may take the request was in the pool within RoomConfig.Hold.
+	ErrAway = errors.New("none came while it waited")
 	// ErrWouldWait says that every worker is busy, and that the request may not wait.
 	ErrWouldWait = errors.New("every worker is busy, and the request may not wait")
+	// ErrEnding says that the process ends while the request waits.
+	ErrEnding = errors.New("the endpoint picker is shutting down, and this request still waited; try again")
 )
 
-// RoomConfig configures how requests wait while every worker that may compute their prompts is busy.
+// RoomConfig configures how requests wait while every worker that may compute their prompts is busy, or there is none.
 type RoomConfig struct {
 	// Profiles define when a worker is busy, which request goes next, and how many may wait.
 	Profiles *Profiles
 	// Bound is how many requests may wait in one line; at least 1.
 	Bound int
-	// Timeout bounds how long a request waits. 0: until its client leaves.
+	// Timeout bounds how long a request waits while every worker is busy. 0: until its client leaves.
 	Timeout time.Duration
+	// Hold bounds how long a request waits while there is no worker. 0: it does not wait for that.
+	Hold time.Duration
 }
 
+// State says whether a request can go.
+type State int
+
+// The states of a request.
+const (
+	Ready State = iota // a worker is ready for it; or it would fail: it gets its turn, and fails then
+	Busy               // every worker that may take it is busy, as its class defines busy
+	Away               // there is no worker that may take it
+)
+
 // Judge says which requests can go. It belongs to one Room, which calls it with the room's lock held: one look at a
-// time. A Judge must not call the room. If Busy panics, the request gets its turn.
+// time. A Judge must not call the room. If State panics, the request gets its turn.
 type Judge[T any] interface {
-	// Begin reads the loads. Busy answers by them until End.
+	// Begin reads the loads. State answers by them until End.
 	Begin()
-	// Busy reports whether every worker that may take the request is busy, as its class defines busy. false for a
-	// request that would fail: it gets its turn, and fails then.
-	Busy(c *Class, value T) bool
+	State(c *Class, value T) State
 	End()
 }
 
@@ -71,7 +85,9 @@ type Room[T any] struct {
 	every time.Duration // between two looks while requests wait
 	began time.Time
 
-	waiting atomic.Int64 // requests in all lines; changed under mu
+	waiting atomic.Int64  // requests in all lines; changed under mu
+	ending  chan struct{} // closed by RefuseWaiting
+	end     func()
 
 	mu      sync.Mutex // guards all below, the lines, and the judge
 	byName  map[string]*line[T]
@@ -89,15 +105,19 @@ type line[T any] struct {
 	name    string
 	profile *Profile
 	*Queue[*Waiter[T]]
+	away  bool      // when last seen, there were no workers, and not only busy ones
+	since time.Time // when away changed
 }
 
 // Entry describes a request that enters a Room. The room sets Request.Arrival.
 type Entry struct {
 	Request
-	Line       string   // requests for the same workers share a line
-	Profile    *Profile // of the line's model; Request.Class is one of its classes
-	Workers    int      // how many the limits of the class are multiplied by
-	MayNotWait bool     // refuse the request with ErrWouldWait if every worker is busy
+	Line    string   // requests for the same workers share a line
+	Profile *Profile // of the line's model; Request.Class is one of its classes
+	Workers int      // how many the limits of the class are multiplied by
+	// Within is the time until the deadline of its first token; 0: none.
+	Within     time.Duration
+	MayNotWait bool // refuse the request with ErrWouldWait if every worker is busy
 }
 
 // Waiter is a request in a Room.
@@ -108,6 +128,8 @@ type Waiter[T any] struct {
 	class      int               // of the line's profile
 	workers    int
 	mayNotWait bool
+	entered    time.Time
+	timeout    time.Duration // while every worker is busy; 0: none
 	after      uint64        // without item: once there were this many turns, it goes before requests in lines
 	turn       chan struct{} // receives the turn; with refused, only the news of it
 	refused    error         // set before turn receives
@@ -119,7 +141,10 @@ func (w *Waiter[T]) InLine() bool { return w.item != nil }
 // NewRoom returns an empty room. While requests wait, the room looks at them after each interval, even if no load is
 // released: workers join, and bookings expire.
 func NewRoom[T any](cfg *RoomConfig, judge Judge[T], interval time.Duration) *Room[T] {
-	return &Room[T]{cfg: cfg, judge: judge, every: interval, began: time.Now(), byName: map[string]*line[T]{}}
+	m := &Room[T]{cfg: cfg, judge: judge, every: interval, began: time.Now(), byName: map[string]*line[T]{},
+		ending: make(chan struct{})}
+	m.end = sync.OnceFunc(func() { close(m.ending) })
+	return m
 }
 
 // Enter adds a request to its line. If the turn is free, the request that goes next gets it. A nil Waiter without an
@@ -133,12 +158,20 @@ func NewRoom[T any](cfg *RoomConfig, judge Judge[T], interval time.Duration) *Ro
 // Source: dynamo-kv-router 1.6.1, scheduling: queue.
 func (m *Room[T]) Enter(e Entry, value T) (*Waiter[T], error) {
 	e.Arrival = time.Since(m.began).Seconds()
+	if e.Within != 0 {
+		e.Deadline = e.Arrival + e.Within.Seconds()
+	}
 	w := &Waiter[T]{
 		value:      value,
 		class:      e.Class,
 		workers:    e.Workers,
 		mayNotWait: e.MayNotWait,
+		entered:    time.Now(),
+		timeout:    m.cfg.Timeout,
 		turn:       make(chan struct{}, 1),
+	}
+	if b := e.Profile.Bands; b != nil {
+		w.timeout = b.of(e.Priority).Timeout
 	}
 	free, err := m.add(w, &e)
 	if err != nil {
@@ -155,6 +188,19 @@ func (m *Room[T]) Enter(e Entry, value T) (*Waiter[T], error) {
 	}
 }
 
+// Ahead is [Queue.Ahead] for a request that is about to enter.
+func (m *Room[T]) Ahead(e *Entry, t Times) (begins, held float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.byName[e.Line]
+	if l == nil || l.profile != e.Profile {
+		return t.Soonest, 0
+	}
+	r, now := e.Request, time.Since(m.began).Seconds()
+	r.Deadline = now + e.Within.Seconds()
+	return l.Ahead(&r, now, t)
+}
+
 // add adds a request to its line, or to those that stand in none. free: the turn was free, and the caller has it now.
 func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 	m.mu.Lock()
@@ -164,6 +210,9 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 		l = &line[T]{name: e.Line, profile: e.Profile, Queue: New[*Waiter[T]](e.Profile, m.cfg.Bound)}
 		m.byName[e.Line] = l
 		m.lines = append(m.lines, l)
+	}
+	if l.profile != e.Profile {
+		m.reorder(l, e.Profile)
 	}
 	w.line = l
 	if w.mayNotWait || l.profile.Classes[w.class].Rejects() {
@@ -180,37 +229,104 @@ func (m *Room[T]) add(w *Waiter[T], e *Entry) (free bool, err error) {
 	return free, nil
 }
 
+// reorder gives a line another profile, with the same classes. Requests that its limits do not admit are refused. The
+// caller holds mu.
+func (m *Room[T]) reorder(l *line[T], p *Profile) {
+	before := l.Queue
+	l.profile, l.Queue = p, New[*Waiter[T]](p, m.cfg.Bound)
+	for {
+		item := before.Pop(func(*Class, *Item[*Waiter[T]]) bool { return true })
+		if item == nil {
+			return
+		}
+		w := item.Value
+		if w.item, w.refused = l.Push(item.Request, w.workers, w); w.refused != nil {
+			w.item = item // it stood in the line
+			m.waiting.Add(-1)
+			w.turn <- struct{}{}
+		}
+	}
+}
+
 // Await waits for the turn. With an error the request has left the room and does not have the turn.
 //
-// Errors: *LimitError; ErrWouldWait; ErrTimeout; ctx's own.
+// Errors: *LimitError; ErrWouldWait; ErrTimeout; ErrAway; ErrEnding; ctx's own.
 func (m *Room[T]) Await(ctx context.Context, w *Waiter[T]) error {
 	m.keepTicking()
 	var late <-chan time.Time
-	if m.cfg.Timeout > 0 {
-		timer := time.NewTimer(m.cfg.Timeout)
-		defer timer.Stop()
+	timer := time.NewTimer(m.shortest(w))
+	defer timer.Stop()
+	if w.timeout > 0 || m.cfg.Hold > 0 {
 		late = timer.C
 	}
 	var err error
-	select {
-	case <-w.turn:
-		return w.refused
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-late:
-		err = ErrTimeout
+	for err == nil {
+		select {
+		case <-w.turn:
+			return w.refused
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-m.ending:
+			err = ErrEnding
+		case <-late:
+			var left time.Duration
+			if left, err = m.left(w); err == nil {
+				timer.Reset(min(left, m.shortest(w)))
+			}
+		}
 	}
 	if m.leave(w) {
 		return err
 	}
 	<-w.turn // it has come meanwhile
-	if errors.Is(err, ErrTimeout) {
+	if errors.Is(err, ErrTimeout) || errors.Is(err, ErrAway) {
 		return w.refused
 	}
 	if w.refused == nil {
-		m.Pass() // the client has gone
+		m.Pass() // the client has gone, or the process ends
 	}
 	return err
+}
+
+// RefuseWaiting refuses with ErrEnding what waits, and what would wait from now on. For a process that ends. A nil Room
+// does nothing.
+func (m *Room[T]) RefuseWaiting() {
+	if m != nil {
+		m.end()
+	}
+}
+
+// shortest returns the shorter of the two times that a request may wait, or the only one.
+func (m *Room[T]) shortest(w *Waiter[T]) time.Duration {
+	if w.timeout == 0 || m.cfg.Hold == 0 {
+		return max(w.timeout, m.cfg.Hold)
+	}
+	return min(w.timeout, m.cfg.Hold)
+}
+
+// left returns how long w may still wait, or the error if it may not. The time begins again when the last worker leaves
+// and when the first one comes, but in all a request waits for the longer of the two times at most.
+func (m *Room[T]) left(w *Waiter[T]) (time.Duration, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	limit, err := w.timeout, ErrTimeout
+	if w.line.away {
+		limit, err = m.cfg.Hold, ErrAway
+	}
+	if limit == 0 {
+		return m.shortest(w), nil
+	}
+	left := limit - time.Since(w.entered)
+	if w.line.since.After(w.entered) {
+		left = limit - time.Since(w.line.since)
+	}
+	if w.timeout > 0 && m.cfg.Hold > 0 {
+		left = min(left, max(w.timeout, m.cfg.Hold)-time.Since(w.entered))
+	}
+	if left > 0 {
+		return left, nil
+	}
+	return 0, err
 }
 
 // leave removes a request that waits; false if its turn has come already.
@@ -276,7 +392,7 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 		return m.nextDirect(), false
 	}
 	ready := func(c *Class, item *Item[*Waiter[T]]) bool {
-		return m.ready(c, item.Value)
+		return m.state(c, item.Value) == Ready
 	}
 	for range m.lines {
 		l := m.lines[m.next]
@@ -299,7 +415,10 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 // mu, and has seen that there is one.
 func (m *Room[T]) nextDirect() *Waiter[T] {
 	w := m.direct[0]
-	if !m.ready(&w.line.profile.Classes[w.class], w) {
+	switch m.state(&w.line.profile.Classes[w.class], w) {
+	case Away:
+		w.refused = ErrAway
+	case Busy:
 		w.refused = ErrWouldWait
 		if !w.mayNotWait {
 			w.refused = w.line.Limited(w.class, w.workers)
@@ -310,15 +429,19 @@ func (m *Room[T]) nextDirect() *Waiter[T] {
 	return w
 }
 
-// ready reports whether a worker is ready for w. A panic of the Judge counts as yes: then w's own goroutine meets the
-// defect, and not that of another request.
-func (m *Room[T]) ready(c *Class, w *Waiter[T]) (ready bool) {
+// state returns the state of w, and notes whether its line has workers. A panic of the Judge counts as Ready: then w's
+// own goroutine meets the defect, and not that of another request. The caller holds mu.
+func (m *Room[T]) state(c *Class, w *Waiter[T]) (now State) {
 	defer func() {
 		if recover() != nil {
-			ready = true
+			now = Ready
 		}
 	}()
-	return !m.judge.Busy(c, w.value)
+	now = m.judge.State(c, w.value)
+	if away := now == Away; now != Ready && away != w.line.away {
+		w.line.away, w.line.since = away, time.Now()
+	}
+	return now
 }
 
 // keepTicking starts the regular looks at the lines. They end when no request waits.
@@ -341,12 +464,32 @@ func (m *Room[T]) keepTicking() {
 	})
 }
 
+// Charge is [Queue.Charge] for a tenant of any line.
+func (m *Room[T]) Charge(id Tenant, tokens int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		l.Charge(id, tokens)
+	}
+}
+
+// Tenants returns how many tenants the room knows.
+func (m *Room[T]) Tenants() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		n += l.Tenants()
+	}
+	return n
+}
+
 // Waiting returns how many requests wait in lines.
 func (m *Room[T]) Waiting() int { return int(m.waiting.Load()) }
 
 // ClassLoad is what waits in one policy class of a line.
 type ClassLoad struct {
 	Line, Class string
+	Away        bool // there is no worker for the line
 	Load
 }
 
@@ -356,7 +499,7 @@ func (m *Room[T]) Loads() (all []ClassLoad) {
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
 		for i := range l.profile.Classes {
-			all = append(all, ClassLoad{l.name, l.profile.Classes[i].Name, l.Load(i)})
+			all = append(all, ClassLoad{l.name, l.profile.Classes[i].Name, l.away, l.Load(i)})
 		}
 	}
 	return all

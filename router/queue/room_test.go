@@ -15,10 +15,11 @@ type gate struct {
 	t      *testing.T
 	room   *Room[string]
 	looks  int
-	broken bool // Busy panics
+	broken bool // State panics
 
 	mu   sync.Mutex
 	busy bool
+	away bool // there is no worker
 }
 
 // newGate returns a Judge and its room.
@@ -41,13 +42,19 @@ func (g *gate) Begin() {
 }
 func (g *gate) End() {}
 
-func (g *gate) Busy(_ *Class, _ string) bool {
+func (g *gate) State(_ *Class, _ string) State {
 	if g.broken {
 		panic("a defect")
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.busy
+	switch {
+	case g.away:
+		return Away
+	case g.busy:
+		return Busy
+	}
+	return Ready
 }
 
 func (g *gate) set(busy bool) {
@@ -118,7 +125,7 @@ func TestRoomGivesTurnsInOrder(t *testing.T) {
 		full := g.visit(t.Context(), g.entry(0))
 		g.want(a, nil)
 		g.want(full, ErrFull)
-		if got, want := g.room.Loads(), []ClassLoad{{"", "default", Load{2, 2, 0}}}; !slices.Equal(got, want) {
+		if got, want := g.room.Loads(), []ClassLoad{{"", "default", false, Load{2, 2, 0}}}; !slices.Equal(got, want) {
 			t.Errorf("waiting: %v, want %v", got, want)
 		}
 		g.wantWaiting(b)
@@ -231,5 +238,32 @@ func TestRoomPanicOfTheJudge(t *testing.T) {
 		g.wantWaiting(a)
 		g.release()
 		g.want(a, nil)
+	})
+}
+
+// TestRoomFollowsItsProfile: requests that wait are ordered and limited by a new profile of the same classes.
+func TestRoomFollowsItsProfile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t)
+		g.room.cfg.Bound = 10
+		a, b, c := g.visit(t.Context(), g.entry(0)), g.visit(t.Context(), g.entry(0)), g.visit(t.Context(), g.entry(0))
+		g.want(a, nil)
+		limit := 1
+		next := &Profile{Classes: []Class{{Name: "default", Policy: WSPT, Quantum: 1, MaxRequests: &limit}}}
+		late := g.entry(0)
+		late.Profile = next
+		d := g.visit(t.Context(), late)
+		g.wantWaiting(b)
+		for _, refused := range []<-chan error{c, d} {
+			var limited *LimitError
+			if err := <-refused; !errors.As(err, &limited) {
+				t.Errorf("a request above the new limit got %v", err)
+			}
+		}
+		if g.room.Waiting() != 1 {
+			t.Errorf("%d wait", g.room.Waiting())
+		}
+		g.release()
+		g.want(b, nil)
 	})
 }

@@ -19,29 +19,19 @@ type Config struct {
 	MaxBytes int64
 	Files    int
 
+	// Share is the part of the requests that kvepp in shadow mode reads: --shadow-share.
+	Share float64
+
 	plain bool // for tests: the hashes of KV events, without the key
 }
-
-// minFile is the least share of MaxBytes of one file: room for the line of a long prompt.
-const minFile = 1 << 20
 
 // AddFlags declares the flags.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Path, "record", "",
 		"`FILE` to which kvepp writes its traffic for \"kvepp replay --format dynamo\": keyed block hashes, token "+
-			"counts, times and workers, no text. kvepp then tokenizes prompts in every --router-mode. Empty: none")
-	fs.Int64Var(&c.MaxBytes, "record-max-bytes", 1<<30,
-		"how many `BYTES` all files of --record take at most, FILE, FILE.1 and so on to FILE.3; kvepp "+
-			"removes the oldest then")
-	c.Files = 4
-}
-
-// Validate checks the flags.
-func (c *Config) Validate() error {
-	if c.MaxBytes < int64(c.Files)*minFile {
-		return fmt.Errorf("--record-max-bytes %d: must be at least %d", c.MaxBytes, int64(c.Files)*minFile)
-	}
-	return nil
+			"counts, times and workers, no text. kvepp then tokenizes prompts in every --router-mode. FILE, FILE.1, "+
+			"FILE.2 and FILE.3 take at most 1 GiB; kvepp removes the oldest then. Empty: none")
+	c.MaxBytes, c.Files = 1<<30, 4
 }
 
 // Open begins to record, and exports the counts. An existing file is kept as an older one. It returns nil if nothing is

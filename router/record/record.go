@@ -48,6 +48,16 @@ type Request struct {
 	Hashes []kvblock.SequenceHash
 	// Prefill is the worker that computed the prompt, and Decode the one that generated the response.
 	Prefill, Decode Worker
+	Shadow          *Shadow // nil: kvepp chose these
+}
+
+// Shadow compares, for a request that another picker routed, its choice with kvepp's. Unjudged says why kvepp could not
+// compare them; then the other fields are not written.
+type Shadow struct {
+	Chosen                     Worker // by kvepp
+	ChosenCached, ServedCached int    // prompt tokens that the two workers had, according to the index
+	Unjudged                   string
+	Avoided                    string // why kvepp would not have used the worker: ejected or overloaded; "": it might
 }
 
 // Worker is a worker as Dynamo names it.
@@ -205,6 +215,19 @@ func (r *Recorder) Add(q *Request) {
 	r.Counts.Dropped.Add(1)
 }
 
+// Unjudged records why kvepp in shadow mode could not judge a request that is not recorded otherwise. A nil Recorder
+// does nothing.
+func (r *Recorder) Unjudged(reason string) {
+	if r == nil || r.stopped.Load() {
+		return
+	}
+	select {
+	case r.queue <- &Request{Ended: time.Now(), Shadow: &Shadow{Unjudged: reason}}:
+	default:
+		r.Counts.Dropped.Add(1)
+	}
+}
+
 // Skip counts a request that cannot be recorded.
 func (r *Recorder) Skip() { r.Counts.Skipped.Add(1) }
 
@@ -255,6 +278,8 @@ func (r *Recorder) take(q *Request) {
 	switch {
 	case r.stopped.Load():
 		r.Counts.Failed.Add(1)
+	case q.BlockSize == 0: // Unjudged
+		r.check(r.write(q))
 	case r.blockSize != 0 && q.BlockSize != r.blockSize:
 		r.Skip()
 	default:
@@ -278,7 +303,7 @@ func (r *Recorder) check(err error) {
 }
 
 func (r *Recorder) flush() error {
-	if r.buffered == 0 {
+	if r.out.Buffered() == 0 {
 		return nil
 	}
 	if err := r.out.Flush(); err != nil {
@@ -310,7 +335,9 @@ func (r *Recorder) write(q *Request) error {
 			return err
 		}
 	}
-	r.buffered++
+	if q.BlockSize > 0 {
+		r.buffered++
+	}
 	r.size += n
 	_, err := r.out.Write(r.line)
 	return err
@@ -335,6 +362,11 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 		b = append(b, name...)
 		return strconv.AppendFloat(b, float64(d.Microseconds())/1e3, 'f', -1, 64)
 	}
+	if q.BlockSize == 0 {
+		b = fmt.Appendf(b, `{"event":{"schema":"%s","event_type":"kvepp_unjudged","event_time_unix_ms":%d,`+
+			`"event_source":"kvepp","request":{`, Schema, q.Ended.UnixMilli())
+		return append(r.shadow(b, q.Shadow), "}}}\n"...)
+	}
 	model, _ := json.Marshal(q.Model) // a string is always JSON
 	b = fmt.Appendf(b, `{"event":{"schema":"%s","event_type":"request_end","event_time_unix_ms":%d,`+
 		`"event_source":"kvepp","request":{"request_id":"kvepp-%d","model":%s,"input_tokens":%d,"output_tokens":%d,`,
@@ -351,8 +383,12 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 	}
 	b = ms(b, `"total_time_ms":`, q.Ended.Sub(q.Received))
 	b = fmt.Appendf(b, `,"worker":{"prefill_worker_id":%d,"prefill_dp_rank":%d,"decode_worker_id":%d,`+
-		`"decode_dp_rank":%d},"replay":{"trace_block_size":%d,"input_length":%d,"input_sequence_hashes":[`,
-		q.Prefill.ID, q.Prefill.Rank, q.Decode.ID, q.Decode.Rank, q.BlockSize, q.Prompt)
+		`"decode_dp_rank":%d},`, q.Prefill.ID, q.Prefill.Rank, q.Decode.ID, q.Decode.Rank)
+	if q.Shadow != nil {
+		b = append(r.shadow(b, q.Shadow), ',')
+	}
+	b = fmt.Appendf(b, `"replay":{"trace_block_size":%d,"input_length":%d,"input_sequence_hashes":[`,
+		q.BlockSize, q.Prompt)
 	for i, h := range q.Hashes {
 		if i > 0 {
 			b = append(b, ',')
@@ -360,6 +396,23 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 		b = strconv.AppendUint(b, r.hide(h), 10)
 	}
 	return append(b, "]}}}}\n"...)
+}
+
+// shadow appends what kvepp in shadow mode says of a request.
+func (r *Recorder) shadow(b []byte, s *Shadow) []byte {
+	b = append(b, `"shadow":{`...)
+	if share := r.config.Share; share > 0 && share < 1 {
+		b = fmt.Appendf(b, `"share":%v,`, share)
+	}
+	if s.Unjudged != "" {
+		return fmt.Appendf(b, `"unjudged":"%s"}`, s.Unjudged)
+	}
+	b = fmt.Appendf(b, `"chosen":%d,"chosen_dp_rank":%d,"chosen_cached_tokens":%d,"served_cached_tokens":%d`,
+		s.Chosen.ID, s.Chosen.Rank, s.ChosenCached, s.ServedCached)
+	if s.Avoided != "" {
+		b = fmt.Appendf(b, `,"served_would_not":"%s"`, s.Avoided)
+	}
+	return append(b, '}')
 }
 
 // hide returns the keyed hash of a sequence hash: the first 8 bytes of SHA-256 over the key and the hash. Both have a

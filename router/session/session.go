@@ -178,11 +178,7 @@ type Lease struct {
 //
 // ttl is how long the session is kept after its last request. 0: as long as before.
 func (t *Table) Hold(
-	key Key,
-	was kvblock.Worker,
-	bound bool,
-	to kvblock.Worker,
-	ttl time.Duration,
+	key Key, was kvblock.Worker, bound bool, to kvblock.Worker, ttl time.Duration,
 ) (lease Lease, outcome Outcome) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -51,7 +51,7 @@ func TestBenchReplicas(t *testing.T) {
 	}
 	chains := [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, blocks)}
 	var before, after syscall.Rusage
-	sent := func() (bytes uint64) {
+	sent := func() (bytes int) {
 		for _, n := range nodes {
 			bytes += n.counted(Sent, "")
 		}

@@ -7,109 +7,82 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"math"
 	"math/rand/v2"
-	"net"
 	"os"
 	"slices"
 	"time"
 
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/router/session"
 	"kvepp/scoring"
 )
 
 const (
-	pingEvery    = 250 * time.Millisecond
-	suspectAfter = time.Second
-	firstRetry   = 100 * time.Millisecond
-	lastRetry    = time.Second
-	refusedRetry = 5 * time.Second // after a refusal
+	pingEvery     = 250 * time.Millisecond
+	suspectAfter  = time.Second
+	firstRetry    = 100 * time.Millisecond
+	lastRetry     = time.Second
+	refusedRetry  = 5 * time.Second // after a refusal
+	appliedAtOnce = 32              // changes
 )
 
-// ErrBusy means that a peer cannot give its index now and may later.
-var ErrBusy error = refused(Busy)
-
-// Cause says why copies were freed. It is a label's value.
-type Cause string
-
-// The causes.
+// The states of a peer, as labels.
 const (
-	PeerDead Cause = "peer_dead"
-	PeerLeft Cause = "goodbye"
+	Joining = "joining" // its snapshot has not come whole
+	Live    = "live"
+	Suspect = "suspect" // its connection ended, or it is silent
 )
-
-// State is a peer's. It is a label's value.
-type State string
-
-// The states.
-const (
-	Joining State = "joining" // its snapshot has not come whole
-	Live    State = "live"
-	Suspect State = "suspect" // its connection ended, or it is silent
-)
-
-// States returns all states.
-func States() []State { return []State{Joining, Live, Suspect} }
 
 // Peer is what a process knows of another one.
 type Peer struct {
-	Origin    string        `json:"replica"`
-	Name      string        `json:"name"`
-	Address   string        `json:"address"`
-	State     State         `json:"state"`
-	Bookings  int           `json:"bookings"`
-	HeardAgo  float64       `json:"heard_ago_seconds"` // since its latest message
-	Staleness time.Duration `json:"-"`                 // of its changes when they are applied; 0: not measured yet
-	LateMS    float64       `json:"staleness_ms"`      // the same
+	Origin    string  `json:"replica"`
+	Name      string  `json:"name"`
+	Address   string  `json:"address"`
+	State     string  `json:"state"`
+	Bookings  int     `json:"bookings"`
+	HeardAgo  float64 `json:"heard_ago_seconds"` // since its latest message
+	Staleness float64 `json:"staleness_ms"`      // of its changes when they are applied; 0: not measured yet
 }
 
-// peer is another process and what this one holds of it.
+// peer is a process at an address, and what this one holds of it.
 type peer struct {
-	origin        uint64
-	name, address string
-	copies        *scoring.Copies
-	cancel        context.CancelCauseFunc // ends the connection; nil: there is none
-	synced        bool                    // a snapshot has come whole on this connection
-	heard         time.Duration           // when the latest message came
-	staleness     time.Duration
-	round         time.Duration // the least time from a ping to its echo on this connection; 0: none
-	missed        bool          // changes were left out on this connection, because their worker is not known
+	address    string
+	gone       bool     // the address is no peer's any more
+	self       bool     // it is this process's own
+	responded  bool     // a snapshot came from it, or it is no peer's
+	logged     []Reason // why it shares nothing, as was logged since it shared
+	origin     uint64
+	name       string
+	copies     *scoring.Copies // nil: none
+	heard      time.Duration   // when the latest record came
+	staleness  time.Duration
+	connection // zero: none
 }
 
-// address is where a peer may be.
-type address struct {
-	cancel           context.CancelFunc
-	responded        bool // a snapshot came from it, or it is no peer's
-	gone, self, live bool
-	logged           Reason // why it shares nothing, as was logged last
+// connection is what is known of a peer's present connection.
+type connection struct {
+	cancel context.CancelCauseFunc
+	synced bool          // the snapshot has come whole
+	missed bool          // changes were left out, because their worker is not known
+	round  time.Duration // the least time from a ping to its echo; 0: none
+	news   changes       // not applied yet
 }
-
-// unreachable is logged of an address without an answer.
-const unreachable Reason = "unreachable"
 
 // SetPeers gives the addresses of all peers, HOST:PORT. This process's own may be among them. A connection to one that
 // is no peer's any more stays until its process ends it: that may end its requests first.
 func (n *Node) SetPeers(addresses []string) {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	if n.ctx.Err() != nil {
-		return
-	}
 	n.given = true
-	for at, a := range n.addresses {
-		if !slices.Contains(addresses, at) {
-			delete(n.addresses, at)
-			if a.gone = true; !a.live {
-				a.cancel()
-			}
-		}
+	for at, p := range n.peers {
+		p.gone = !slices.Contains(addresses, at)
 	}
 	for _, at := range addresses {
-		if n.addresses[at] == nil {
-			a := &address{}
-			ctx, cancel := context.WithCancel(n.ctx)
-			a.cancel = cancel
-			n.addresses[at] = a
-			n.running.Go(func() { n.follow(ctx, at, a) })
+		if n.peers[at] == nil && n.ctx.Err() == nil {
+			p := &peer{address: at}
+			n.peers[at] = p
+			n.running.Go(func() { n.follow(p) })
 		}
 	}
 }
@@ -118,8 +91,8 @@ func (n *Node) SetPeers(addresses []string) {
 func (n *Node) Addresses() (all []string) {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	for at, a := range n.addresses {
-		if !a.self {
+	for at, p := range n.peers {
+		if !p.self && !p.gone {
 			all = append(all, at)
 		}
 	}
@@ -127,41 +100,65 @@ func (n *Node) Addresses() (all []string) {
 	return all
 }
 
-// follow hears the process at an address until ctx ends or the address is no peer's any more.
-func (n *Node) follow(ctx context.Context, at string, a *address) {
-	defer a.cancel()
-	for wait := firstRetry; ; {
-		begin := time.Now()
-		err := n.hear(ctx, at, a)
+// WorkerJoined knows a worker from now on.
+func (n *Node) WorkerJoined(w pool.Worker) {
+	n.hearing.Lock()
+	defer n.hearing.Unlock()
+	n.numbers[Worker{w.Name, w.Rank}] = w.Worker
+	for _, p := range n.peers {
+		if p.missed { // the snapshot of another connection has what was left out
+			p.cancel(refused(NewWorker))
+		}
+	}
+}
+
+// WorkerLeft forgets a worker. Its copies are gone; if it comes again, a snapshot brings them back.
+func (n *Node) WorkerLeft(w kvblock.Worker) {
+	n.names.Delete(w)
+	n.hearing.Lock()
+	defer n.hearing.Unlock()
+	for name, number := range n.numbers {
+		if number == w {
+			delete(n.numbers, name)
+		}
+	}
+	for _, p := range n.peers {
+		p.missed = p.cancel != nil
+	}
+}
+
+// follow hears the process at an address until this one ends or the address is no peer's any more.
+func (n *Node) follow(p *peer) {
+	for wait, done := firstRetry, false; !done; {
+		err := n.hear(p)
 		why := ReasonOf(err)
-		wait = min(2*wait, lastRetry)
-		if time.Since(begin) > 2*lastRetry {
+		n.hearing.Lock()
+		welcome, refuses := p.synced, slices.Contains(refusals, why)
+		if wait = min(2*wait, lastRetry); welcome {
 			wait = firstRetry
 		}
-		n.hearing.Lock()
-		gone, welcomed := a.gone || ctx.Err() != nil, a.live
-		a.self, a.live = why == Self, false
-		refuses := slices.Contains(refusals, why)
+		p.self, p.connection = why == Self, connection{}
 		if refuses || why == Duplicate {
-			a.responded, wait = true, refusedRetry
+			p.responded, wait = true, refusedRetry
 		}
 		if why != "" {
-			n.counts.add(Closed, string(why))
-		} else if !welcomed && !gone {
-			n.counts.add(Failed, "")
-			why = unreachable
+			n.config.Count(Closed, string(why), 1)
+		} else if !welcome && n.ctx.Err() == nil {
+			n.config.Count(Failed, "", 1)
+			why = "unreachable"
 		}
-		if (refuses && why != Self || why == unreachable) && why != a.logged {
-			a.logged = why
-			n.config.Log.Warn("this replica and a peer share nothing; it tries again", "address", at, "reason", why,
-				"error", err, "fix", why.Fix())
+		if (refuses && why != Self || why == "unreachable") && !slices.Contains(p.logged, why) {
+			p.logged = append(p.logged, why)
+			n.config.Log.Warn("this replica and a peer share nothing; it tries again", "address", p.address, "reason",
+				why, "error", err, "fix", why.Fix())
+		}
+		if done = p.gone; done {
+			n.free(p, PeerDead)
+			delete(n.peers, p.address)
 		}
 		n.hearing.Unlock()
-		if gone {
-			return
-		}
 		select {
-		case <-ctx.Done():
+		case <-n.ctx.Done():
 			return
 		case <-time.After(wait/2 + rand.N(wait/2)):
 		}
@@ -169,81 +166,69 @@ func (n *Node) follow(ctx context.Context, at string, a *address) {
 }
 
 // connect connects to the process at an address, and exchanges greetings.
-func (c *Config) connect(ctx context.Context, at string, own greeting) (conn net.Conn, peer greeting, err error) {
+func (c *Config) connect(ctx context.Context, at string, own greeting) (conn *link, peer greeting, err error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeIn)
 	defer cancel()
 	raw, err := c.Dial(ctx, at)
 	if err != nil {
 		return nil, peer, err
 	}
-	defer func() {
-		if err != nil {
-			raw.Close()
-		}
-	}()
 	_ = raw.SetDeadline(time.Now().Add(handshakeIn))
-	if conn, err = c.Security.handshake(ctx, raw, tls.Client); err != nil {
-		return nil, peer, err
-	}
+	conn, err = c.Security.handshake(ctx, raw, tls.Client)
 	own.Group = c.Group
-	if own.Proof, err = c.Security.proof(conn, clientProof); err != nil {
-		return nil, peer, err
+	if err == nil {
+		own.Proof, err = c.Security.proof(conn.Conn, clientProof)
 	}
-	if err = own.send(conn); err != nil {
-		return nil, peer, err
+	if err == nil {
+		err = own.send(conn)
 	}
-	if peer, err = receiveGreeting(conn); err == nil && !c.Security.proves(conn, serverProof, peer.Proof) {
+	if err == nil {
+		peer, err = receiveGreeting(conn.in)
+	}
+	if err == nil && !c.Security.proves(conn.Conn, serverProof, peer.Proof) {
 		err = refused(BadToken)
+	}
+	if err != nil {
+		raw.Close()
 	}
 	return conn, peer, err
 }
 
 // hear hears a peer on one connection until it ends.
-func (n *Node) hear(ctx context.Context, at string, a *address) error {
-	conn, who, err := n.config.connect(ctx, at, greeting{Origin: n.origin})
+func (n *Node) hear(p *peer) error {
+	conn, who, err := n.config.connect(n.ctx, p.address, greeting{Origin: n.origin})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(n.ctx)
 	defer cancel(nil)
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	p, err := n.welcome(at, a, &who, cancel)
-	if err != nil {
+	if err = n.welcome(p, &who, cancel); err != nil {
 		return err
 	}
-	defer func() {
-		n.hearing.Lock()
-		p.cancel = nil
-		n.hearing.Unlock()
-	}()
-	n.running.Go(func() {
-		defer conn.Close()
-		n.ping(ctx, conn)
-	})
-	for message := []byte(nil); ; {
-		_ = conn.SetReadDeadline(time.Now().Add(n.config.Timeout))
-		message, err = receive(conn, message, maxMessage)
-		switch why := ReasonOf(context.Cause(ctx)); {
-		case why != "":
-			return refused(why)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return refused(Silent)
-		case err == nil:
-			err = n.take(p, a, message[0], message[1:])
-		}
-		if err != nil {
-			return err
+	conn.within = n.config.Timeout
+	n.running.Go(func() { n.ping(ctx, conn) })
+	for r := new(record); err == nil; {
+		if err = r.read(conn.in, maxData); err == nil {
+			err = n.take(p, r, conn.in.Buffered() == 0)
 		}
 	}
+	if why := ReasonOf(context.Cause(ctx)); why != "" {
+		return refused(why)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		return refused(Silent)
+	}
+	return err
 }
 
 // ping pings a peer until ctx ends. The echo says how late its changes come.
-func (n *Node) ping(ctx context.Context, conn net.Conn) {
+func (n *Node) ping(ctx context.Context, conn *link) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	for {
-		if send(conn, stalledAfter, framed(binary.AppendUvarint(begin(typePing), uint64(n.now())))) != nil {
+		if _, err := conn.Write(appendRecord(nil, pingKind, nil, uint64(n.now()))); err != nil {
+			conn.Close()
 			return
 		}
 		select {
@@ -254,90 +239,94 @@ func (n *Node) ping(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// welcome returns the peer that answers at an address. cancel ends the connection.
-func (n *Node) welcome(at string, a *address, who *greeting, cancel context.CancelCauseFunc) (*peer, error) {
+// welcome takes the process that answers at an address as a peer. cancel ends the connection.
+func (n *Node) welcome(p *peer, who *greeting, cancel context.CancelCauseFunc) error {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	p := n.peers[who.Origin]
-	switch {
-	case who.Origin == n.origin:
-		return nil, refused(Self)
-	case p != nil && p.cancel != nil:
-		return nil, refused(Duplicate)
+	if who.Origin == n.origin {
+		return refused(Self)
 	}
-	for _, former := range n.peers {
-		if former != p && former.address == at && former.cancel == nil {
-			n.free(former, PeerDead) // another process answers at its address
+	for _, other := range n.peers {
+		switch same := other.origin == who.Origin; {
+		case same && other.cancel != nil:
+			return refused(Duplicate)
+		case same != (other == p): // another process answers here, or it answered at another address before
+			n.free(other, PeerDead)
 		}
 	}
-	if p == nil {
-		if len(n.peers) >= maxPeers {
-			return nil, refused(TooMany)
-		}
-		p = &peer{origin: who.Origin, copies: n.config.Book.NewCopies()}
-		n.peers[who.Origin] = p
+	if p.copies == nil {
+		p.copies = n.config.Book.NewCopies()
 	}
-	p.name, p.address, p.cancel, p.synced, p.missed, p.round, p.heard = who.Name, at, cancel, false, false, 0, n.now()
+	p.origin, p.name, p.heard, p.connection = who.Origin, who.Name, n.now(), connection{cancel: cancel}
 	p.copies.BeginSnapshot()
-	a.live = true
-	return p, nil
+	return nil
 }
 
-// take takes a message of a peer.
-func (n *Node) take(p *peer, a *address, kind byte, data []byte) error {
+// take takes a record of a peer. last says that no other one is there to be applied with it.
+func (n *Node) take(p *peer, r *record, last bool) (err error) {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	p.heard = n.now()
-	d := decoder{data: data}
-	switch kind {
-	case typeChanges:
-		return n.apply(p, data)
-	case typeSynced:
+	worker := func(name Worker) (kvblock.Worker, bool) {
+		w, known := n.numbers[name]
+		p.missed = p.missed || !known
+		return w, known
+	}
+	switch {
+	case r.kind <= lastChange:
+		err = p.news.add(r, worker)
+	case r.kind <= lastEvent:
+		n.takeEvent(r, worker)
+	case r.kind == syncedKind && !p.synced:
+		n.apply(p)
 		p.copies.EndSnapshot()
-		p.synced, a.responded, a.logged = true, true, ""
+		p.synced, p.responded, p.logged = true, true, nil
 		n.config.Log.Info("this replica has a peer's bookings", "address", p.address, "name", p.name, "replica",
 			originText(p.origin), "bookings", p.copies.Len())
-	case typePing:
-		n.measure(p, n.now()-time.Duration(d.uint(math.MaxInt64, "time")))
-	case typeGoodbye:
+	case r.kind == pingKind:
+		n.measure(p, n.now()-time.Duration(r.ints[0]))
+	case r.kind == chargedKind && len(r.data) == 8:
+		n.config.Charged(binary.LittleEndian.Uint64(r.data), int(min(r.ints[0], scoring.MaxISLTokens)))
+	case r.kind == goodbyeKind:
 		n.free(p, PeerLeft)
 		return refused(Left)
 	default:
-		return errMalformed
+		err = errMalformed
 	}
-	return d.end()
+	if last || len(p.news.book) >= appliedAtOnce || len(p.news.hashes) > MaxHashes {
+		n.apply(p)
+		p.heard = n.now()
+	}
+	return err
 }
 
-// apply applies a message of changes. The caller holds n.hearing.
-func (n *Node) apply(p *peer, data []byte) error {
-	n.refresh()
-	m := &n.decoded
-	if err := m.parse(data, &n.theirs); err != nil {
-		return err
+// takeEvent takes an event of a session.
+func (n *Node) takeEvent(r *record, worker func(Worker) (kvblock.Worker, bool)) {
+	e, known := session.Event{Kind: session.EventKind(r.kind - lastChange)}, true
+	name := r.data[copy(e.Key[:], r.data):]
+	if e.Kind == session.Bound {
+		e.Worker, known = worker(Worker{string(name), uint32(r.ints[0])})
+		e.TTL, e.Age = duration(r.ints[1]), duration(r.ints[2])
 	}
-	p.missed = p.missed || m.missed > 0
-	n.counts.addN(Limited, "", p.copies.Apply(m.book))
-	for i := range m.book {
-		if m.book[i].Kind == scoring.Booked {
-			n.counts.add(Copied, "")
-		}
+	table := n.config.Sessions
+	if e.Key.IsResponse() {
+		table = n.config.Stored
 	}
-	for _, e := range m.sessions {
-		table := n.config.Sessions
-		if e.Key.IsResponse() {
-			table = n.config.Stored
-		}
-		if table != nil {
-			table.Apply(e)
-		}
+	if known && table != nil {
+		table.Apply(e)
 	}
-	for _, l := range m.lessons {
-		p.copies.Learned(l.worker, l.values)
+}
+
+// apply applies the changes that have come. The caller holds n.hearing.
+func (n *Node) apply(p *peer) {
+	m := &p.news
+	if len(m.book) == 0 {
+		return
 	}
-	if len(m.book) > 0 {
-		n.config.Changed(m.book)
-	}
-	return nil
+	added, limited := p.copies.Apply(m.book)
+	n.config.Count(Copied, "", added)
+	n.config.Count(Limited, "", limited)
+	n.config.Changed(m.book)
+	m.clear()
 }
 
 // measure notes how long an echo took behind what waits at the peer. The way there is taken to be half of the shortest
@@ -346,61 +335,38 @@ func (n *Node) measure(p *peer, round time.Duration) {
 	if round <= 0 || round > time.Hour {
 		return
 	}
-	if p.round == 0 || round < p.round {
-		p.round = round
-	}
+	p.round = min(cmp.Or(p.round, round), round)
 	late := round - p.round/2
-	if p.staleness == 0 {
-		p.staleness = late
-	}
+	p.staleness = cmp.Or(p.staleness, late)
 	p.staleness += (late - p.staleness) / 4
 	n.config.Measured(p.staleness)
 }
 
-// refresh follows the workers of the pool. The copies at one that left are gone, and what came of one before it joined
-// was left out: the snapshot of another connection brings them back. The caller holds n.hearing.
-func (n *Node) refresh() {
-	joined, left := n.theirs.refresh(n.config.Pool)
-	for _, p := range n.peers {
-		p.missed = p.missed || left
-		if joined && p.missed && p.cancel != nil {
-			p.cancel(refused(NewWorker))
-		}
+// free frees the copies of a peer, if it has any. The caller holds n.hearing.
+func (n *Node) free(p *peer, cause string) {
+	if p.copies == nil {
+		return
 	}
-}
-
-// endSilent frees the copies of peers that are dead. The caller holds n.hearing.
-func (n *Node) endSilent() {
-	for _, p := range n.peers {
-		if p.cancel == nil && n.now()-p.heard > n.config.Timeout {
-			n.free(p, PeerDead)
-		}
-	}
-}
-
-// free frees the copies of a peer. The caller holds n.hearing.
-func (n *Node) free(p *peer, cause Cause) {
-	delete(n.peers, p.origin)
 	freed := p.copies.FreeAll()
-	n.counts.addN(Freed, string(cause), freed)
+	n.config.Count(Freed, cause, freed)
 	n.config.Changed(nil)
 	n.config.Log.Warn("a replica's bookings were freed", "replica", originText(p.origin), "cause", cause, "bookings",
 		freed)
+	p.copies, p.origin, p.staleness = nil, 0, 0
 }
 
 // Peers returns what this process knows of its peers, in the order of their origins.
 func (n *Node) Peers() []Peer {
 	n.hearing.Lock()
 	defer n.hearing.Unlock()
-	return n.peerList()
-}
-
-func (n *Node) peerList() []Peer {
 	all := make([]Peer, 0, len(n.peers))
 	for _, p := range n.peers {
+		if p.copies == nil {
+			continue
+		}
 		ago := n.now() - p.heard
-		x := Peer{originText(p.origin), p.name, p.address, Live, p.copies.Len(), ago.Seconds(), p.staleness,
-			float64(p.staleness) / float64(time.Millisecond)}
+		x := Peer{originText(p.origin), p.name, p.address, Live, p.copies.Len(), ago.Seconds(),
+			1000 * p.staleness.Seconds()}
 		switch {
 		case p.cancel == nil || ago > suspectAfter:
 			x.State = Suspect
@@ -414,8 +380,7 @@ func (n *Node) peerList() []Peer {
 }
 
 // Probe asks the process at an address, HOST:PORT, whether it would share with a replica of a group that has this
-// security, and returns its name. It hears no bookings. The error says why it would not; if that is a [Reason],
-// ReasonOf returns it.
+// security, and returns its name. ReasonOf says why it would not, if the error has a [Reason].
 func Probe(ctx context.Context, security Security, group, at string) (name string, err error) {
 	c := Config{Group: group, Security: security, Dial: dial}
 	conn, who, err := c.connect(ctx, at, greeting{Origin: rand.Uint64() | 1})
@@ -425,13 +390,21 @@ func Probe(ctx context.Context, security Security, group, at string) (name strin
 	return who.Name, err
 }
 
-// OpenIndex asks the peer at an address for its index. ErrBusy: ask again later. It has no end of its own: that of the
-// connection may be early. Reading fails when ctx ends.
+// OpenIndex asks the peer at an address for its index. Config.Busy: ask again later. It has no end of its own: that of
+// the connection may be early. Reading fails when ctx ends.
 func (n *Node) OpenIndex(ctx context.Context, at string) (io.ReadCloser, error) {
 	conn, _, err := n.config.connect(ctx, at, greeting{Index: true, Origin: n.origin})
 	if err != nil {
 		return nil, err
 	}
+	conn.within = silentAfter
+	if _, err := conn.in.Peek(1); err != nil {
+		conn.Close()
+		if errors.Is(err, io.EOF) {
+			err = n.config.Busy
+		}
+		return nil, err
+	}
 	context.AfterFunc(ctx, func() { conn.Close() })
-	return patient{conn}, nil
+	return conn, nil
 }

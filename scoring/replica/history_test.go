@@ -142,9 +142,9 @@ func (h *history) start(address string) *process {
 		c.Name, c.Timeout = address, 3*time.Second
 		c.Dial = func(ctx context.Context, to string) (net.Conn, error) { return h.wires.dial(ctx, address, to) }
 	})
-	p.telling.Lock()
-	p.maxQueued = 2000 // so that readers fall behind
-	p.telling.Unlock()
+	p.mu.Lock()
+	p.chunkBytes = 8 // so that readers fall behind
+	p.mu.Unlock()
 	p.workersOf(h.rng)
 	h.wires.mu.Lock()
 	h.wires.at[address] = at
@@ -260,7 +260,7 @@ func (h *history) check() {
 }
 
 // run runs one history.
-func (h *history) run(counts map[string]uint64) {
+func (h *history) run(counts map[string]int) {
 	for i := range 4 {
 		h.names = append(h.names, fmt.Sprint("worker-", i))
 	}
@@ -304,9 +304,11 @@ func (h *history) run(counts map[string]uint64) {
 		h.check()
 	}
 	for _, p := range h.all {
-		for x, n := range p.Counts() {
+		p.testNode.mu.Lock()
+		for x, n := range p.counts {
 			counts[x[0]+" "+x[1]] += n
 		}
+		p.testNode.mu.Unlock()
 	}
 }
 
@@ -314,7 +316,7 @@ func (h *history) run(counts map[string]uint64) {
 // frozen, cannot hear each other, read slowly, and do not know all workers. After ten quiet seconds each has the loads
 // of a book with all requests.
 func TestHistories(t *testing.T) {
-	counts := map[string]uint64{}
+	counts := map[string]int{}
 	begin, seeds := time.Now(), uint64(40)
 	for seed := uint64(0); seed < seeds || time.Since(begin) < *histories; seed++ {
 		synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,9 @@
 package replica
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -16,8 +19,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"kvepp/internal/logtest"
 	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/router/session"
@@ -93,17 +98,18 @@ type testNode struct {
 	book    *scoring.ActiveSequences
 	pool    *pool.Pool
 
-	mu    sync.Mutex
-	heard func([]scoring.Change)
+	mu     sync.Mutex
+	heard  func([]scoring.Change)
+	counts map[[2]string]int // by what is counted, and a reason or a cause
 }
 
 // newTestNode returns a node that does not serve. Its workers are a and b.
 func newTestNode(security Security, change func(*Config)) *testNode {
-	n := &testNode{book: scoring.NewActiveSequences(), pool: pool.New(slog.New(slog.DiscardHandler))}
-	n.pool.Watch(forgetter{n.book.Forget})
-	n.setWorkers("a", "b")
+	n := &testNode{book: scoring.NewActiveSequences(), pool: pool.New(slog.New(slog.DiscardHandler)),
+		counts: map[[2]string]int{}}
+	n.pool.OnLeave(n.book.Forget)
 	config := Config{Group: "pool", Timeout: time.Second, Security: security, Book: n.book, Pool: n.pool,
-		Measured: func(time.Duration) {},
+		Measured: func(time.Duration) {}, Busy: io.ErrNoProgress,
 		Changed: func(changes []scoring.Change) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -111,11 +117,17 @@ func newTestNode(security Security, change func(*Config)) *testNode {
 				n.heard(changes)
 			}
 		},
+		Count: func(what, by string, x int) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.counts[[2]string{what, by}] += x
+		},
 		Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&config)
 	}
 	n.Node = New(config)
+	n.setWorkers("a", "b")
 	return n
 }
 
@@ -135,11 +147,6 @@ func startNode(t testing.TB, security Security, change func(*Config)) *testNode 
 	t.Cleanup(n.Close)
 	return n
 }
-
-type forgetter struct{ forget func(kvblock.Worker) }
-
-func (forgetter) WorkerJoined(pool.Worker)      {}
-func (f forgetter) WorkerLeft(w kvblock.Worker) { f.forget(w) }
 
 func (n *testNode) setWorkers(names ...string) {
 	var all []pool.Endpoint
@@ -162,8 +169,10 @@ func (n *testNode) worker(name string) (kvblock.Worker, bool) {
 }
 
 // counted returns what a node has counted.
-func (n *testNode) counted(what string, by Reason) uint64 {
-	return n.Counts()[[2]string{what, string(by)}]
+func (n *testNode) counted(what string, by Reason) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts[[2]string{what, string(by)}]
 }
 
 // request books a request of 100 tokens and some blocks at worker a.
@@ -267,10 +276,10 @@ func TestNodes(t *testing.T) {
 			})
 			b.Close()
 			eventually(t, "b's bookings end", func() bool { return c.holds(b) == 0 && a.holds(b) == 0 })
-			eventually(t, "the cause", func() bool { return c.counted(Freed, Reason(PeerLeft)) == 1 })
+			eventually(t, "the cause", func() bool { return c.counted(Freed, PeerLeft) == 1 })
 			a.kill()
 			eventually(t, "a's bookings end", func() bool { return c.holds(a) == 0 })
-			eventually(t, "the cause", func() bool { return c.counted(Freed, Reason(PeerDead)) == 1 })
+			eventually(t, "the cause", func() bool { return c.counted(Freed, PeerDead) == 1 })
 		})
 	}
 }
@@ -319,7 +328,7 @@ func TestStrangers(t *testing.T) {
 				<-a.Synced() // a is not kept from being ready
 			} else {
 				eventually(t, "neither can reach the other", func() bool {
-					failed := func(n *testNode) uint64 { return n.counted(Failed, "") + n.counted(Closed, Malformed) }
+					failed := func(n *testNode) int { return n.counted(Failed, "") + n.counted(Closed, Malformed) }
 					return failed(a) >= 2 && failed(stranger) >= 1
 				})
 			}
@@ -331,7 +340,7 @@ func TestStrangers(t *testing.T) {
 }
 
 // dialed connects to a node without TLS, and says hello as a process of an origin.
-func dialed(t *testing.T, n *testNode, origin uint64) net.Conn {
+func dialed(t *testing.T, n *testNode, origin uint64) *link {
 	t.Helper()
 	c := Config{Group: "pool", Dial: func(ctx context.Context, at string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", at)
@@ -370,17 +379,17 @@ func TestNonsense(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := send(conn, time.Second, framed(append(begin('n'), "onsense"...))); err != nil {
+	if _, err := io.WriteString(conn, "nonsense"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := receiveGreeting(conn); ReasonOf(err) != Malformed {
+	if _, err := receiveGreeting(bufio.NewReader(conn)); ReasonOf(err) != Malformed {
 		t.Errorf("it says %v", err)
 	}
 	eventually(t, "it is counted", func() bool { return b.counted(Refused, Malformed) == 1 })
 	// A peer that is admitted, and then sends garbage, is disconnected.
 	bad := dialed(t, b, 99)
 	eventually(t, "it reads", func() bool { return len(b.Readers()) == 2 })
-	if err := send(bad, time.Second, framed(append(begin(typePing), 1, 2, 3))); err != nil {
+	if _, err := bad.Write(appendRecord(nil, pingKind, []byte{1}, 2, 3)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is disconnected", func() bool { return len(b.Readers()) == 1 })
@@ -396,15 +405,6 @@ func TestEarlierVersions(t *testing.T) {
 		conn.Close()
 	}
 	eventually(t, "it is counted", func() bool { return secure.counted(Refused, OldVersion) == 1 })
-	conn, err := net.Dial("tcp", plain.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "it is counted", func() bool { return plain.counted(Refused, OldVersion) == 1 })
 	earlier.Certificates = []tls.Certificate{*newAuthority(t).issue(t, "kvepp")}
 	at, err := tls.Listen("tcp", "127.0.0.1:0", earlier)
 	if err != nil {
@@ -425,16 +425,39 @@ func TestEarlierVersions(t *testing.T) {
 	eventually(t, "the other side is known", func() bool { return secure.counted(Closed, OldVersion) > 0 })
 	<-secure.Synced()
 	// A later version has another layout after its number.
-	if conn, err = net.Dial("tcp", plain.address); err != nil {
+	conn, err := net.Dial("tcp", plain.address)
+	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	later := framed(append(begin(typeGreeting), `{"Version":4,"Origin":7,"New":[1]}`...))
-	if err := send(conn, time.Second, later); err != nil {
+	later := appendRecord(nil, greetingKind, []byte(`{"Version":5,"Origin":7,"New":[1]}`))
+	if _, err := conn.Write(later); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := receiveGreeting(conn); ReasonOf(err) != OldVersion {
+	if _, err := receiveGreeting(bufio.NewReader(conn)); ReasonOf(err) != OldVersion {
 		t.Errorf("to a later version it says %v", err)
+	}
+}
+
+// TestCharges: peers hear of what tenants were charged, once; a charge without tokens, and a tenant of any number.
+func TestCharges(t *testing.T) {
+	type charge struct {
+		tenant uint64
+		tokens int
+	}
+	heard := make(chan charge, 10)
+	a := startNode(t, Security{}, nil)
+	b := startNode(t, Security{}, func(c *Config) {
+		c.Charged = func(tenant uint64, tokens int) { heard <- charge{tenant, tokens} }
+	})
+	b.SetPeers([]string{a.address})
+	eventually(t, "b reads", func() bool { return len(a.Readers()) == 1 })
+	<-b.Synced()
+	for _, want := range []charge{{1, 40}, {1<<64 - 1, 0}, {1 << 63, 1 << 20}, {1, 40}} {
+		a.Charge(want.tenant, want.tokens)
+		if got := <-heard; got != want {
+			t.Errorf("heard %v, want %v", got, want)
+		}
 	}
 }
 
@@ -464,22 +487,13 @@ func TestFellBehind(t *testing.T) {
 	a := startNode(t, Security{}, nil)
 	dialed(t, a, 99)
 	eventually(t, "it reads", func() bool { return len(a.Readers()) == 1 })
-	a.telling.Lock()
-	a.maxQueued = 100 << 10
-	a.telling.Unlock()
+	a.mu.Lock()
+	a.chunkBytes = 400
+	a.mu.Unlock()
 	for range 1000 {
 		a.request(t, 1000)
 	}
-	eventually(t, "it is disconnected", func() bool {
-		a.telling.Lock()
-		defer a.telling.Unlock()
-		for _, r := range a.readers {
-			if len(r.queue)*queuedCost > 100<<10 {
-				t.Errorf("%d messages wait", len(r.queue))
-			}
-		}
-		return a.counted(Refused, Stalled) == 1
-	})
+	eventually(t, "it is disconnected", func() bool { return a.counted(Refused, Stalled) == 1 })
 	b := startNode(t, Security{}, nil)
 	b.SetPeers([]string{a.address})
 	eventually(t, "another one has all", func() bool { return b.holds(a) == 1000 })
@@ -495,15 +509,15 @@ func TestFurtherConnectionsOfAPeer(t *testing.T) {
 		dialed(t, a, 99)
 	}
 	eventually(t, "one connection is left", func() bool { return len(a.Readers()) == 2 })
-	if a.counted(Refused, TooMany) != 0 {
-		t.Errorf("%+v", a.Counts())
+	if n := a.counted(Refused, TooMany); n != 0 {
+		t.Errorf("%d refused", n)
 	}
 	a.request(t, 1)
 	eventually(t, "b is up to date", func() bool { return b.holds(a) == 1 })
 }
 
-// liar starts a node whose peer says one message, and then nothing.
-func liar(t *testing.T, message []byte) *testNode {
+// liar starts a node whose peer says some records, and then nothing.
+func liar(t *testing.T, records []byte) *testNode {
 	t.Helper()
 	at, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -516,9 +530,10 @@ func liar(t *testing.T, message []byte) *testNode {
 			return
 		}
 		defer conn.Close()
-		if _, err := receive(conn, nil, maxRequest); err == nil {
+		if _, err := receiveGreeting(bufio.NewReader(conn)); err == nil {
 			hi := greeting{Origin: 7, Name: strings.Repeat("n", maxText)}
-			if hi.send(conn) == nil && send(conn, time.Second, framed(message)) == nil {
+			if hi.send(conn) == nil {
+				_, _ = conn.Write(records)
 				_, _ = io.Copy(io.Discard, conn)
 			}
 		}
@@ -528,20 +543,31 @@ func liar(t *testing.T, message []byte) *testNode {
 	return a
 }
 
+// named names all workers alike.
+func named(name string) func(kvblock.Worker) Worker {
+	return func(kvblock.Worker) Worker { return Worker{Name: name} }
+}
+
 // TestLyingPeer: what an admitted peer says that is malformed closes its connection, and what is out of range or beyond
 // a bound is left out.
 func TestLyingPeer(t *testing.T) {
 	booked := func(b []byte, number uint64, name string) []byte {
 		return appendChange(b, &scoring.Change{Kind: scoring.Booked, Number: number, BlockSize: 16, Blocks: 3},
-			Worker{Name: name})
+			named(name))
 	}
-	changes := func(data ...byte) []byte { return append(begin(typeChanges), data...) }
 	for what, lie := range map[string][]byte{
-		"a kind":          changes(kinds),
-		"half a change":   append(booked(changes(), 1, "a"), byte(scoring.Booked)),
-		"too many values": changes(learned, 0, 1, 'a', 200, 1),
-		"a type":          begin('Z'),
-		"a ping":          append(begin(typePing), 1, 2),
+		"a kind":          {byte(len(leastInts)), 0, 0},
+		"no kind":         {0, 0, 0},
+		"too few numbers": appendRecord(nil, byte(scoring.Booked), nil, 1, 0, 0, 16),
+		"too many":        {byte(scoring.Freed), 0xff, 0xff, 0xff, 0x7f},
+		"too much":        appendHead(nil, byte(scoring.Booked), maxData+1, 1, 0, 1, 16, 0, 0, 0),
+		"a long chain": appendRecord(nil, byte(scoring.Booked), append([]byte("a"), make([]byte, 16)...),
+			1, 0, 1, 16, 0, 0, 0, 3),
+		"a long name": appendRecord(nil, byte(scoring.Booked), make([]byte, maxText+1),
+			1, 0, maxText+1, 16, 0, 0, 0),
+		"half a name": appendRecord(nil, byte(scoring.Booked), []byte("a"), 1, 0, 2, 16, 0, 0, 0),
+		"a greeting":  appendRecord(nil, greetingKind, nil),
+		"two ends":    appendRecord(appendRecord(nil, syncedKind, nil), syncedKind, nil),
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -552,24 +578,86 @@ func TestLyingPeer(t *testing.T) {
 			}
 		})
 	}
-	fine := booked(booked(booked(changes(), 1, "a"), 2, "unknown"), 3, "b")
+	fine := booked(booked(booked(nil, 1, "a"), 2, "unknown"), 3, "b")
 	fine = appendChange(fine, &scoring.Change{Kind: scoring.Booked, Number: 4, BlockSize: 16,
-		PrefillTokens: scoring.MaxISLTokens + 1}, Worker{Name: "a"})
-	fine = appendChange(fine, &scoring.Change{Kind: scoring.Freed, Number: 3}, Worker{})
-	fine = appendLearned(fine, Worker{Name: "a"}, []float64{-1, 2})
-	a := liar(t, appendSession(fine, &session.Event{Kind: session.Ended, Key: session.Key{1}}, Worker{}))
+		PrefillTokens: scoring.MaxISLTokens + 1}, named("a"))
+	fine = appendChange(fine, &scoring.Change{Kind: scoring.Freed, Number: 3}, named(""))
+	fine = appendChange(fine, &scoring.Change{Kind: scoring.PrefillTimed, Number: 1, Tokens: 1 << 40, Took: 1000},
+		named(""))
+	a := liar(t, appendEvent(fine, &session.Event{Kind: session.Ended, Key: session.Key{1}}, named("")))
 	eventually(t, "what is true counts", func() bool { p := a.Peers(); return len(p) == 1 && p[0].Bookings == 1 })
-	if a.counted(Copied, "") != 2 {
-		t.Errorf("%+v", a.Counts())
+	if n := a.counted(Copied, ""); n != 2 {
+		t.Errorf("%d bookings copied", n)
 	}
+}
+
+// TestReasonsAreLoggedOnce: a peer that now does not answer and now refuses is logged once for each.
+func TestReasonsAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log logtest.Log
+		tries := 0
+		n := newTestNode(Security{}, func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(&log, nil))
+			c.Dial = func(context.Context, string) (net.Conn, error) {
+				if tries++; tries%2 == 0 {
+					return nil, errors.New("no answer")
+				}
+				near, far := net.Pipe()
+				go func() {
+					defer far.Close()
+					if _, err := receiveGreeting(bufio.NewReader(far)); err == nil {
+						_ = (&greeting{Refused: BadToken}).send(far)
+					}
+				}()
+				return near, nil
+			}
+		})
+		n.SetPeers([]string{"peer"})
+		<-time.After(time.Minute)
+		n.Close()
+		token, none := log.Count("reason=token"), log.Count("reason=unreachable")
+		if token != 1 || none != 1 || tries < 4 {
+			t.Errorf("%d tries, %d lines about the token, %d about none", tries, token, none)
+		}
+	})
+}
+
+// TestAcceptsAgain: a port that cannot accept for a while keeps no processor busy, and serves afterwards.
+func TestAcceptsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNode(Security{}, nil)
+		l := &failing{listener: listener{conns: make(chan net.Conn), closed: make(chan struct{})}}
+		go func() { _ = n.Serve(l) }()
+		begin := time.Now()
+		near, far := net.Pipe()
+		l.conns <- far
+		if waited := time.Since(begin); waited < 10*acceptAgain {
+			t.Errorf("ten failures within %v", waited)
+		}
+		near.Close()
+		n.Close()
+	})
+}
+
+// failing is a listener that cannot accept the first ten times.
+type failing struct {
+	listener
+	failed int
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if l.failed++; l.failed <= 10 {
+		return nil, errors.New("too many open files")
+	}
+	return l.listener.Accept()
 }
 
 // TestStaleness: how late copies are is the mean of the live peers by their bookings.
 func TestStaleness(t *testing.T) {
 	peers := []Peer{
-		{State: Live, Staleness: 100 * time.Millisecond, Bookings: 2},
-		{State: Live, Staleness: 500 * time.Millisecond},
-		{State: Suspect, Staleness: time.Hour, Bookings: 9},
+		{State: Live, Staleness: 100, Bookings: 2},
+		{State: Live, Staleness: 500},
+		{State: Suspect, Staleness: 1e6, Bookings: 9},
 	}
 	for n, want := range []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond} {
 		if got := staleness(peers[:n]).Round(time.Millisecond); got != want {
@@ -584,15 +672,19 @@ func TestPeersShareTheBounds(t *testing.T) {
 	defer a.Close()
 	apply := func(origin uint64, from, n, hashes int) {
 		t.Helper()
-		p, err := a.welcome("at", &address{}, &greeting{Origin: origin}, func(error) {})
-		if err != nil {
+		p := &peer{}
+		if err := a.welcome(p, &greeting{Origin: origin}, func(error) {}); err != nil {
 			t.Fatal(err)
 		}
+		var records []byte
 		for i := range n {
-			message := appendChange(nil, &scoring.Change{Kind: scoring.Booked,
-				Number: uint64(from + i), BlockSize: 16,
-				Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, hashes)}}, Worker{Name: "a"})
-			if err := a.take(p, nil, typeChanges, message); err != nil {
+			records = appendChange(records, &scoring.Change{Kind: scoring.Booked, Number: uint64(from + i),
+				BlockSize: 16, Chains: [][]kvblock.SequenceHash{make([]kvblock.SequenceHash, hashes)}}, named("a"))
+		}
+		in := bufio.NewReader(bytes.NewReader(records))
+		for range n {
+			var r record
+			if err := cmp.Or(r.read(in, maxData), a.take(p, &r, true)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -616,14 +708,14 @@ func TestIndex(t *testing.T) {
 	a := startNode(t, withToken(t, "secret"), func(c *Config) {
 		c.Dump = func(_ context.Context, w io.Writer) error {
 			if busy {
-				return ErrBusy
+				return nil
 			}
 			_, err := io.WriteString(w, dump)
 			return err
 		}
 	})
 	b, stranger := startNode(t, withToken(t, "secret"), nil), startNode(t, withToken(t, "guess"), nil)
-	if _, err := b.OpenIndex(t.Context(), a.address); !errors.Is(err, ErrBusy) {
+	if _, err := b.OpenIndex(t.Context(), a.address); !errors.Is(err, io.ErrNoProgress) {
 		t.Errorf("a busy peer: %v", err)
 	}
 	busy = false
@@ -656,7 +748,7 @@ func TestSlowReaderOfTheIndex(t *testing.T) {
 			case busy <- true:
 				defer func() { <-busy }()
 			default:
-				return ErrBusy
+				return nil
 			}
 			for part := make([]byte, 1<<20); ; {
 				if _, err := w.Write(part); err != nil {

@@ -83,8 +83,8 @@ func strangersKeepNoPeerOut(t *testing.T, connect stranger) {
 		})
 	}
 	closed := func() int64 { _, evicted, refused := l.Counts(); return evicted + refused }
-	refused := func() (n uint64) {
-		for _, why := range Reasons() {
+	refused := func() (n int) {
+		for _, why := range Reasons {
 			n += a.counted(Refused, why)
 		}
 		return n

@@ -38,16 +38,17 @@ func (s *Security) authorities() *x509.CertPool {
 
 // Mode says in a word how replicas recognise one another.
 func (s *Security) Mode() string {
-	switch token := s.Token != nil && s.Token() != ""; {
-	case s.Plaintext():
+	if s.Plaintext() {
 		return "off"
-	case s.authorities() != nil && token:
-		return "mutual TLS and token"
-	case s.authorities() != nil:
-		return "mutual TLS"
-	default:
-		return "TLS and token"
 	}
+	mode := "TLS"
+	if s.authorities() != nil {
+		mode = "mutual TLS"
+	}
+	if s.Token != nil && s.Token() != "" {
+		mode += " and token"
+	}
+	return mode
 }
 
 // config returns the TLS configuration for either end of a connection. TLS 1.3: its exporter binds the proof of a token
@@ -103,40 +104,36 @@ func (s *Security) verify(state tls.ConnectionState) error {
 // shareName reports whether two certificates have a subject alternative name in common, or without such names, the
 // subject. Other clients of the same authority, such as proxies, have other names.
 func shareName(a, b *x509.Certificate) bool {
-	for _, name := range a.DNSNames {
-		if slices.Contains(b.DNSNames, name) {
-			return true
+	names := func(c *x509.Certificate) []string {
+		all := slices.Clone(c.DNSNames)
+		for _, u := range c.URIs {
+			all = append(all, u.String())
 		}
-	}
-	for _, u := range a.URIs {
-		for _, v := range b.URIs {
-			if u.String() == v.String() {
-				return true
-			}
+		for _, ip := range c.IPAddresses {
+			all = append(all, ip.String())
 		}
-	}
-	for _, ip := range a.IPAddresses {
-		if slices.ContainsFunc(b.IPAddresses, func(other net.IP) bool { return ip.Equal(other) }) {
-			return true
+		if len(all) == 0 {
+			all = append(all, "subject "+c.Subject.String())
 		}
+		return all
 	}
-	none := func(c *x509.Certificate) bool { return len(c.DNSNames)+len(c.URIs)+len(c.IPAddresses) == 0 }
-	return none(a) && none(b) && a.Subject.String() == b.Subject.String()
+	theirs := names(b)
+	return slices.ContainsFunc(names(a), func(name string) bool { return slices.Contains(theirs, name) })
 }
 
 // handshake returns a connection after the handshake; end is tls.Server or tls.Client. Another protocol at the other
 // end is the reason OldVersion.
 func (s *Security) handshake(
 	ctx context.Context, raw net.Conn, end func(net.Conn, *tls.Config) *tls.Conn,
-) (net.Conn, error) {
+) (*link, error) {
 	if s.Plaintext() {
-		return raw, nil
+		return newLink(raw), nil
 	}
 	conn := end(raw, s.config())
 	err := conn.HandshakeContext(ctx)
 	switch {
 	case err == nil && conn.ConnectionState().NegotiatedProtocol == alpn:
-		return conn, nil
+		return newLink(conn), nil
 	case err == nil || strings.Contains(err.Error(), "application protocol"):
 		err = refused(OldVersion)
 	}

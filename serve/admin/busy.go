@@ -61,24 +61,13 @@ func (b *busyThresholds) apply(r *router.Router, log *slog.Logger) (now busyThre
 	}
 	set, known := r.SetThresholds(*b.Model, given)
 	if !known {
-		return now, api.Refuse(
-			http.StatusNotFound,
-			"Model '%s' not found. Thresholds can only be set for discovered models.",
-			*b.Model,
-		)
+		return now, api.Refuse(http.StatusNotFound,
+			"Model '%s' not found. Thresholds can only be set for discovered models.", *b.Model)
 	}
 	now = thresholdsOf(*b.Model, set)
-	log.Info(
-		"busy thresholds changed",
-		"model",
-		*b.Model,
-		"active_decode_blocks",
-		text(set.ActiveDecodeBlocks),
-		"active_prefill_tokens",
-		text(set.ActivePrefillTokens),
-		"active_prefill_tokens_frac",
-		text(set.ActivePrefillTokensFrac),
-	)
+	log.Info("busy thresholds changed", "model", *b.Model, "active_decode_blocks", text(set.ActiveDecodeBlocks),
+		"active_prefill_tokens", text(set.ActivePrefillTokens), "active_prefill_tokens_frac",
+		text(set.ActivePrefillTokensFrac))
 	return now, nil
 }
 

@@ -110,14 +110,7 @@ const (
 )
 
 // follow writes decisions as server-sent events until the client leaves or does not read.
-func follow(
-	w http.ResponseWriter,
-	req *http.Request,
-	r *router.Router,
-	q router.Query,
-	rate int,
-	traceURL string,
-) {
+func follow(w http.ResponseWriter, req *http.Request, r *router.Router, q router.Query, rate int, traceURL string) {
 	f := r.Follow(q, rate)
 	if f == nil {
 		api.Reply(w, 0, nil, api.Refuse(http.StatusServiceUnavailable,
@@ -226,12 +219,14 @@ type Decision struct {
 	// the request decides whether an ejected endpoint gets requests again
 	Trial bool `json:"trial,omitempty"`
 	// UnitTokens is the block, in tokens, in which costs are expressed.
-	UnitTokens int         `json:"unit_tokens,omitempty"`
-	Weights    *Weights    `json:"weights,omitempty"`
-	Pinned     bool        `json:"pinned,omitempty"`  // the request named its worker
-	Session    string      `json:"session,omitempty"` // new, kept or moved
-	Ties       int         `json:"ties"`
-	Candidates []Candidate `json:"candidates"`
+	UnitTokens int      `json:"unit_tokens,omitempty"`
+	Weights    *Weights `json:"weights,omitempty"`
+	Pinned     bool     `json:"pinned,omitempty"`  // the request named its worker
+	Session    string   `json:"session,omitempty"` // new, kept or moved
+	// Conditional is the outcome of --router-conditional-disagg, as in kvepp_conditional_total.
+	Conditional scoring.BypassOutcome `json:"conditional,omitempty"`
+	Ties        int                   `json:"ties"`
+	Candidates  []Candidate           `json:"candidates"`
 	// Prefill is the leg of the prefill worker, if it is not the destination.
 	Prefill *PrefillLeg `json:"prefill,omitempty"`
 	// Outcome is absent while the request runs, and if it was refused.
@@ -374,6 +369,7 @@ func asJSON(r *router.Record) Decision {
 		Weights:               weightsOf(r.Weights),
 		Pinned:                r.Pinned,
 		Session:               r.Session,
+		Conditional:           r.Conditional,
 		Fallbacks:             r.Fallbacks,
 		Ejected:               r.Ejected,
 		EjectedServe:          r.EjectedAdmitted,

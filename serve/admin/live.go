@@ -24,7 +24,8 @@ type Live struct {
 	Health   *eject.Tracker
 	Events   *feed.Feed            // nil: kvepp does not subscribe to KV events
 	Gauges   *enginemetrics.Gauges // nil: kvepp does not read the engines' metrics
-	Version  string                // of kvepp
+	Metrics  *metrics.Metrics
+	Version  string // of kvepp
 	Started  time.Time
 	History  History
 }
@@ -65,6 +66,9 @@ func (l *Live) Fleet() Fleet {
 		now.Sessions = &FleetSessions{Active: l.Sessions.Active(), TTL: ttl.Seconds(), New: x.New, Kept: x.Kept,
 			Moved: x.Moved, Final: x.Final, Expired: x.Expired, Evicted: x.Evicted, WorkerLeft: x.WorkerLeft}
 	}
+	if outcomes, tokens := l.Metrics.Shadow(); len(tokens) > 0 {
+		now.Shadow = &FleetShadow{outcomes, tokens}
+	}
 	stats := l.Index.Stats()
 	now.Index = FleetIndex{Blocks: stats.Entries, Bytes: stats.Used, MaxBytes: stats.MaxBytes,
 		AtBound: l.Index.AtBound()}
@@ -75,7 +79,7 @@ func (l *Live) worker(e *Endpoint, of *router.EndpointState, w *router.WorkerSta
 	requests, tokens := l.Router.WorkerRequests(w.Worker), l.Router.WorkerTokens(w.Worker)
 	out := FleetWorker{
 		Name: e.Name, Rank: w.Rank, Address: e.Address, Model: e.Model, Role: e.Role,
-		Blocks: l.Index.WorkerEntries(w.Worker), CapacityBlocks: of.Endpoint.TotalKVBlocks,
+		Blocks: l.Index.WorkerEntries(w.Worker), CapacityBlocks: w.TotalKVBlocks,
 		BookedRequests: w.Load.Requests, PrefillTokens: w.Load.PrefillTokens, ActiveBlocks: w.Load.ActiveBlocks,
 		Sessions: w.Sessions,
 		Requests: requests.All, Failures: requests.Errors + requests.Incomplete,

@@ -93,17 +93,9 @@ func HandleWorkers(mux *http.ServeMux, r *router.Router) {
 			name, change := req.PathValue("name"), req.PathValue("change")
 			c, known := cordons[change]
 			if !known {
-				api.Reply(
-					w,
-					0,
-					nil,
-					api.Refuse(
-						http.StatusNotFound,
-						"%.100q is no change of an endpoint: want cordon, drain or uncordon%s",
-						change,
-						suggest.DidYouMean(change, "", []string{"cordon", "drain", "uncordon"}),
-					),
-				)
+				api.Reply(w, 0, nil, api.Refuse(http.StatusNotFound,
+					"%.100q is no change of an endpoint: want cordon, drain or uncordon%s", change,
+					suggest.DidYouMean(change, "", []string{"cordon", "drain", "uncordon"})))
 				return
 			}
 			e, err := Endpoint{Name: name, Workers: []Worker{}}, r.SetCordon(name, c)
@@ -148,8 +140,7 @@ func endpointOf(s *router.EndpointState) Endpoint {
 	e := Endpoint{Name: s.Name, RunningRequests: s.Running(), Sessions: s.Sessions(), Workers: []Worker{}}
 	if p := s.Endpoint; p != nil {
 		e.InPool, e.Address, e.Model, e.Role, e.Namespace, e.InstanceID = true, p.Address, p.Model, string(
-			p.Role,
-		), p.Namespace, p.InstanceID
+			p.Role), p.Namespace, p.InstanceID
 	}
 	for _, w := range s.Workers {
 		e.Workers = append(e.Workers, Worker{uint32(w.Worker), w.Rank, w.Load.Requests, w.Sessions})

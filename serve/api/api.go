@@ -122,12 +122,8 @@ func ReadBody(w http.ResponseWriter, req *http.Request, v any) error {
 	case errors.As(err, &kind) && kind.Field == "":
 		return Refuse(http.StatusUnprocessableEntity, "the body must be a JSON object, not %s", kind.Value)
 	case errors.As(err, &kind):
-		return Refuse(
-			http.StatusUnprocessableEntity,
-			"%s: %s has the wrong type or is out of range",
-			embeddedStruct.ReplaceAllString(kind.Field, ""),
-			kind.Value,
-		)
+		return Refuse(http.StatusUnprocessableEntity,
+			"%s: %s has the wrong type or is out of range", embeddedStruct.ReplaceAllString(kind.Field, ""), kind.Value)
 	case err != nil:
 		return Refuse(http.StatusUnprocessableEntity, "%v", err)
 	}

@@ -15,15 +15,9 @@ const nameFix = "run kvepp check --gateway URL: it shows whether the gateway res
 // request through the gateway shows whether both resolve the name to the same address.
 func (q *workerCheck) checkAddress() {
 	if name := q.Names[q.w.Name]; name != "" {
-		q.report(
-			AboutAddress,
-			Wrong,
-			fmt.Sprintf(nameFix, q.w.Address),
+		q.wrong(AboutAddress, fmt.Sprintf(nameFix, q.w.Address),
 			"%s is a host name, which kvepp resolves to %s: the gateway sends requests elsewhere unless it has the "+
-				"same address",
-			name,
-			q.w.Address,
-		)
+				"same address", name, q.w.Address)
 	}
 }
 

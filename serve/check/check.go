@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"kvepp/internal/metrics"
-	"kvepp/kvblock"
 	"kvepp/pool"
 	"kvepp/prompt"
 	"kvepp/zmqsub"
@@ -54,6 +53,7 @@ const (
 	AboutEvents     = "events"
 	AboutReplay     = "replay"
 	AboutBlockSize  = "block size"
+	AboutBlocks     = "KV blocks"
 	AboutPrefix     = "prefix caching"
 	AboutTokenizer  = "tokenizer"
 	AboutChat       = "chat"
@@ -62,17 +62,8 @@ const (
 
 // order is the order of a worker's findings.
 var order = []string{
-	AboutAddress,
-	AboutHTTP,
-	AboutModel,
-	AboutInstance,
-	AboutEvents,
-	AboutReplay,
-	AboutBlockSize,
-	AboutPrefix,
-	AboutTokenizer,
-	AboutChat,
-	AboutCachedUsed,
+	AboutAddress, AboutHTTP, AboutModel, AboutInstance, AboutEvents, AboutReplay, AboutBlockSize, AboutBlocks,
+	AboutPrefix, AboutTokenizer, AboutChat, AboutCachedUsed,
 }
 
 // Config is what the tests of all workers share.
@@ -85,8 +76,6 @@ type Config struct {
 	Names map[string]string
 	// Engine is the configured engine (--engine).
 	Engine prompt.Engine
-	// EngineHashes are those of feed.Config.
-	EngineHashes *kvblock.EngineHashes
 	// WithoutEvents is true if kvepp is configured not to use KV events.
 	WithoutEvents bool
 	// Probe sends each worker two short chats with the same beginning.
@@ -126,11 +115,22 @@ type workerCheck struct {
 	prompt *probe // nil: no probe was sent
 }
 
-func (q *workerCheck) report(about string, state State, fix, says string, args ...any) {
-	q.Findings = append(
-		q.Findings,
-		Finding{Worker: q.w.String(), About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
-	)
+// ok, wrong and unknown add findings.
+func (q *workerCheck) ok(about, says string, args ...any) {
+	q.add(Finding{About: about, State: OK, Says: fmt.Sprintf(says, args...)})
+}
+
+func (q *workerCheck) wrong(about, fix, says string, args ...any) {
+	q.add(Finding{About: about, State: Wrong, Says: fmt.Sprintf(says, args...), Fix: fix})
+}
+
+func (q *workerCheck) unknown(about, fix, says string, args ...any) {
+	q.add(Finding{About: about, State: Unknown, Says: fmt.Sprintf(says, args...), Fix: fix})
+}
+
+func (q *workerCheck) add(f Finding) {
+	f.Worker = q.w.String()
+	q.Findings = append(q.Findings, f)
 }
 
 // Worker tests one worker. The findings are in the order of the constants About....
@@ -142,10 +142,9 @@ func Worker(ctx context.Context, cfg *Config, w *pool.Worker) *Result {
 	q.askSettings(ctx)
 	q.askTokens(ctx)
 	q.reportCached()
-	slices.SortStableFunc(
-		q.Findings,
-		func(a, b Finding) int { return slices.Index(order, a.About) - slices.Index(order, b.About) },
-	)
+	slices.SortStableFunc(q.Findings, func(a, b Finding) int {
+		return slices.Index(order, a.About) - slices.Index(order, b.About)
+	})
 	return &q.Result
 }
 

@@ -44,6 +44,8 @@ type GatewayFlags struct {
 	URL      string // "": the gateway is not checked
 	KeyFile  string
 	Insecure bool
+	// Protocol tests the gateway's side of the endpoint-picker protocol in place of everything else.
+	Protocol bool
 	ExtProc  string // HOST:PORT; "": to be found
 }
 
@@ -61,6 +63,9 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&g.KeyFile, "gateway-api-key-file", "",
 		"`FILE` with the key that the gateway wants from clients, as \"Authorization: Bearer KEY\"")
 	f.BoolVar(&g.Insecure, "gateway-insecure-skip-verify", false, "do not verify the certificate of an https --gateway")
+	f.BoolVar(&g.Protocol, "protocol", false, "test only what the gateway does with an endpoint picker: kvepp check "+
+		"answers at --ext-proc-address as the picker and at the addresses of --endpoints as the engines: addresses "+
+		"of this machine that the gateway knows")
 	f.StringVar(&g.ExtProc, "ext-proc-address", "",
 		"`HOST:PORT` at which the gateway reaches kvepp. Empty: --bind-address, or this machine, and --grpc-port")
 	f.BoolVar(&c.json, "json", false,
@@ -79,7 +84,7 @@ func (c *Config) Validate() error {
 func (g *GatewayFlags) validate() error {
 	if g.URL == "" {
 		for flag, given := range map[string]bool{"gateway-api-key-file": g.KeyFile != "",
-			"gateway-insecure-skip-verify": g.Insecure, "ext-proc-address": g.ExtProc != ""} {
+			"gateway-insecure-skip-verify": g.Insecure, "ext-proc-address": g.ExtProc != "", "protocol": g.Protocol} {
 			if given {
 				return fmt.Errorf("--%s acts with --gateway only; give --gateway URL too", flag)
 			}
@@ -137,17 +142,30 @@ func (c *Config) Run(ctx context.Context, gateway *Gateway, workers []pool.Worke
 	return ofWorkers, through
 }
 
-// HostNames returns the endpoints of a file whose addresses are host names, by name; none without a file.
-func HostNames(file string) (map[string]pool.Endpoint, error) {
-	named := map[string]pool.Endpoint{}
+// Addresses returns the addresses of a file's endpoints; none without a file.
+func Addresses(file string) (addresses []string, err error) {
+	entries, err := readEntries(file)
+	for i := range entries {
+		addresses = append(addresses, entries[i].Address)
+	}
+	return addresses, err
+}
+
+func readEntries(file string) ([]pool.Entry, error) {
 	if file == "" {
-		return named, nil
+		return nil, nil
 	}
 	text, err := boundedfile.Read(file, pool.MaxFile)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := pool.ParseFile(text)
+	return pool.ParseFile(text)
+}
+
+// HostNames returns the endpoints of a file whose addresses are host names, by name; none without a file.
+func HostNames(file string) (map[string]pool.Endpoint, error) {
+	named := map[string]pool.Endpoint{}
+	entries, err := readEntries(file)
 	if err != nil {
 		return nil, err
 	}
@@ -255,10 +273,8 @@ func printTable(to io.Writer, findings []Finding) error {
 	}
 	fmt.Fprintln(to)
 	t.Init(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(
-		t,
-		"CONVERSATIONS\tREQUESTS\tPROMPT TOKENS\tPREDICTED CACHED\tREPORTED CACHED\tEXACT\tSTATE\tWHAT IT SAYS",
-	)
+	fmt.Fprintln(t,
+		"CONVERSATIONS\tREQUESTS\tPROMPT TOKENS\tPREDICTED CACHED\tREPORTED CACHED\tEXACT\tSTATE\tWHAT IT SAYS")
 	for _, f := range findings {
 		x := f.Tally
 		if x == nil {
@@ -271,19 +287,8 @@ func printTable(to io.Writer, findings []Finding) error {
 		if x.Requests > 0 {
 			exact = fmt.Sprintf("%.1f %%", 100*float64(x.Exact)/float64(x.Requests))
 		}
-		fmt.Fprintf(
-			t,
-			"%s\t%d\t%d\t%d%s\t%d\t%s\t%s\t%s\n",
-			f.Worker,
-			x.Requests,
-			x.PromptTokens,
-			x.Predicted,
-			bound,
-			x.Reported,
-			exact,
-			f.State,
-			f.Says,
-		)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d%s\t%d\t%s\t%s\t%s\n", f.Worker, x.Requests, x.PromptTokens, x.Predicted, bound,
+			x.Reported, exact, f.State, f.Says)
 		if f.Fix != "" {
 			fmt.Fprintf(t, "\t\t\t\t\t\t\t-> %s\n", f.Fix)
 		}

@@ -83,33 +83,22 @@ func Conversations(ctx context.Context, cfg *Config, results []*Result, n int, p
 	var usable []*Result
 	var findings []Finding
 	for _, a := range results {
-		switch {
-		case a.Worker.Role == pool.Aggregated && a.takesRequests() && cfg.Models[a.model] != nil:
+		if a.Worker.Role == pool.Aggregated && a.takesRequests() && cfg.Models[a.model] != nil {
 			usable = append(usable, a)
-		case a.Worker.Role != pool.Aggregated:
-			findings = append(findings, Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown,
-				Says: fmt.Sprintf(
-					"none held: this is a %s worker, whose responses do not show its own cached tokens",
-					a.Worker.Role,
-				)})
-		default:
-			findings = append(
-				findings,
-				Finding{
-					Worker: a.Worker.String(),
-					About:  AboutConversations,
-					State:  Unknown,
-					Says:   "none held: correct the worker's problems above",
-				},
-			)
+			continue
 		}
+		says := "none held: correct the worker's problems above"
+		if a.Worker.Role != pool.Aggregated {
+			says = fmt.Sprintf("none held: this is a %s worker, whose responses do not show its own cached tokens",
+				a.Worker.Role)
+		}
+		findings = append(findings,
+			Finding{Worker: a.Worker.String(), About: AboutConversations, State: Unknown, Says: says})
 	}
 	if len(usable) == 0 {
-		return append(
-			findings,
+		return append(findings,
 			Finding{Worker: "all", About: AboutConversations, State: Wrong, Says: "no worker could hold one",
-				Fix: "correct the problems above; without aggregated workers leave --conversations out"},
-		)
+				Fix: "correct the problems above; without aggregated workers leave --conversations out"})
 	}
 	cfg.Predictor.awaitListening(ctx)
 	var prompts [systemPrompts]string
@@ -252,13 +241,8 @@ func (d *workerConversations) compare(ids []kvblock.Token, expected *prediction,
 	case expected.agreesWith(*a.cached, before):
 		d.agreed++
 	case d.firstWrong == "":
-		d.firstWrong = fmt.Sprintf(
-			"request %d: predicted %d, reported %d of %d tokens",
-			t.Requests,
-			expected.tokens,
-			*a.cached,
-			a.promptTokens,
-		)
+		d.firstWrong = fmt.Sprintf("request %d: predicted %d, reported %d of %d tokens",
+			t.Requests, expected.tokens, *a.cached, a.promptTokens)
 	}
 }
 
@@ -268,25 +252,17 @@ func (d *workerConversations) finding() Finding {
 	known, _ := d.cfg.Predictor.worker(d.result.Worker.Worker)
 	switch {
 	case d.failures > 0:
-		f.Says, f.Fix = fmt.Sprintf(
-			"%d requests failed; the first: %s",
-			d.failures,
-			briefError(d.failure),
-		), "send the engine a chat yourself; --wait bounds how long a response may take"
+		f.Says = fmt.Sprintf("%d requests failed; the first: %s", d.failures, briefError(d.failure))
+		f.Fix = "send the engine a chat yourself; --wait bounds how long a response may take"
 	case d.untokenized > 0:
-		f.Says, f.Fix = fmt.Sprintf(
-			"kvepp cannot tokenize %d requests; the first: %v",
-			d.untokenized,
-			d.failure,
-		), "run kvepp tokenize for details"
+		f.Says = fmt.Sprintf("kvepp cannot tokenize %d requests; the first: %v", d.untokenized, d.failure)
+		f.Fix = "run kvepp tokenize for details"
 	case d.noReports:
 		f.Says, f.Fix = "the engine does not report cached tokens", usageFix[d.result.engine]
 	case d.otherCounts > 0:
-		f.Says, f.Fix = fmt.Sprintf(
-			"for %d of %d prompts kvepp and the engine count different numbers of tokens",
-			d.otherCounts,
-			t.Requests,
-		), templateFix
+		f.Says = fmt.Sprintf("for %d of %d prompts kvepp and the engine count different numbers of tokens",
+			d.otherCounts, t.Requests)
+		f.Fix = templateFix
 	case known.BlockSize == 0:
 		f.Says, f.Fix = "kvepp cannot predict: the block size is unknown",
 			"set the worker's blockSize, or make its KV events arrive"

@@ -2,6 +2,7 @@ package check
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"kvepp/internal/useragent"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
+	"kvepp/pool/enginemetrics"
 	"kvepp/prompt"
 )
 
@@ -54,34 +56,39 @@ var (
 	}
 )
 
-// get requests a page of the engine and passes the body to read.
-func (q *workerCheck) get(ctx context.Context, path string, read func(io.Reader) error) error {
-	ctx, cancel := q.withTimeout(ctx)
+// get requests a page of an engine or of kvepp, with a bearer token if it is not empty, and passes the body to read.
+func (cfg *Config) get(ctx context.Context, url, token string, read func(io.Reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+q.w.Address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	useragent.Add(req)
-	resp, err := q.HTTP.Do(req)
+	resp, err := cfg.HTTP.Do(req)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s", path, resp.Status)
+		return fmt.Errorf("GET %s: %s", req.URL.Path, resp.Status)
 	}
 	return read(io.LimitReader(resp.Body, maxResponse))
 }
 
 func (q *workerCheck) getJSON(ctx context.Context, path string, into any) error {
-	return q.get(ctx, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(into) })
+	return q.get(ctx, "http://"+q.w.Address+path, "", func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(into)
+	})
 }
 
 // askHTTP asks which engine answers and which models it serves.
 func (q *workerCheck) askHTTP(ctx context.Context) {
 	if q.w.Address == "" {
-		q.report(AboutHTTP, Unknown, "", "no address: only Dynamo can reach it")
+		q.unknown(AboutHTTP, "", "no address: only Dynamo can reach it")
 		return
 	}
 	var models struct {
@@ -92,14 +99,8 @@ func (q *workerCheck) askHTTP(ctx context.Context) {
 		} `json:"data"`
 	}
 	if err := q.getJSON(ctx, "/v1/models", &models); err != nil {
-		q.report(
-			AboutHTTP,
-			Wrong,
-			"check that the engine is up and that this is its address; Envoy must reach it too",
-			"http://%s: %s",
-			q.w.Address,
-			briefError(err),
-		)
+		q.wrong(AboutHTTP, "check that the engine is up and that this is its address; Envoy must reach it too",
+			"http://%s: %s", q.w.Address, briefError(err))
 		return
 	}
 	q.responds = true
@@ -111,18 +112,12 @@ func (q *workerCheck) askHTTP(ctx context.Context) {
 	}
 	switch name := engineNames[q.engine]; {
 	case name == "":
-		q.report(AboutHTTP, OK, "", "an engine that kvepp does not know answers")
+		q.ok(AboutHTTP, "an engine that kvepp does not know answers")
 	case q.engine != q.Engine:
-		q.report(
-			AboutHTTP,
-			Wrong,
-			"--engine "+string(q.engine),
-			"%s answers, but kvepp is configured for %s",
-			name,
-			engineNames[q.Engine],
-		)
+		q.wrong(AboutHTTP, "--engine "+string(q.engine),
+			"%s answers, but kvepp is configured for %s", name, engineNames[q.Engine])
 	default:
-		q.report(AboutHTTP, OK, "", "%s answers", name)
+		q.ok(AboutHTTP, "%s answers", name)
 	}
 	q.askModels(served)
 }
@@ -132,17 +127,11 @@ func (q *workerCheck) askModels(served []string) {
 	list := strings.Join(served, ", ")
 	switch {
 	case len(served) == 0:
-		q.report(AboutModel, Wrong, "wait until the engine has loaded its model", "the engine serves no model")
+		q.wrong(AboutModel, "wait until the engine has loaded its model", "the engine serves no model")
 		return
 	case q.w.Model != "" && !slices.Contains(served, q.w.Model):
-		q.report(
-			AboutModel,
-			Wrong,
-			"correct the endpoint's model, or the engine's name for it",
-			"serves %s, but kvepp is configured with %s",
-			list,
-			q.w.Model,
-		)
+		q.wrong(AboutModel, "correct the endpoint's model, or the engine's name for it",
+			"serves %s, but kvepp is configured with %s", list, q.w.Model)
 		return
 	}
 	q.model = served[0]
@@ -150,40 +139,25 @@ func (q *workerCheck) askModels(served []string) {
 		q.model = q.w.Model
 	}
 	if len(q.Models) == 0 {
-		q.report(
-			AboutModel,
-			Wrong,
-			"--model "+q.model+"=DIR",
-			"serves %s, but kvepp has no tokenizer: it routes all requests by load",
-			list,
-		)
+		q.wrong(AboutModel, "--model "+q.model+"=DIR",
+			"serves %s, but kvepp has no tokenizer: it routes all requests by load", list)
 		return
 	}
 	for _, name := range served {
 		model, named := q.Models[name]
 		switch {
 		case named && model == nil:
-			q.report(
-				AboutModel,
-				Wrong,
-				"see kvepp's log for the cause",
-				"kvepp could not load the tokenizer of %s, and routes its requests by load",
-				name,
-			)
+			q.wrong(AboutModel, "see kvepp's log for the cause",
+				"kvepp could not load the tokenizer of %s, and routes its requests by load", name)
 		case named && (q.w.Model == "" || name == q.w.Model):
 			q.model = name
-			q.report(AboutModel, OK, "", "serves %s", list)
+			q.ok(AboutModel, "serves %s", list)
 			return
 		}
 	}
 	if !q.hasFinding(AboutModel) {
-		q.report(
-			AboutModel,
-			Wrong,
-			"--model "+q.model+"=DIR, with the engine's name",
-			"serves %s, which no --model names: kvepp routes its requests by load",
-			list,
-		)
+		q.wrong(AboutModel, "--model "+q.model+"=DIR, with the engine's name",
+			"serves %s, which no --model names: kvepp routes its requests by load", list)
 	}
 }
 
@@ -207,26 +181,47 @@ func (q *workerCheck) askSettings(ctx context.Context) {
 			s = q.askFrontend(ctx)
 		}
 	}
+	size, blocks := q.cacheOfPage(ctx)
 	if q.w.Role != pool.Decode {
-		q.compareBlockSizes(s.blockSize)
+		q.compareBlockSizes(cmp.Or(s.blockSize, size))
+	}
+	if own := q.w.Endpoint.TotalKVBlocks; own > 0 && blocks > 0 {
+		if held := blocks * size / cmp.Or(q.w.BlockSize, size); pool.Differ(held, own) {
+			q.wrong(AboutBlocks, fmt.Sprintf("set totalKvBlocks to %d, or leave it out", held),
+				"kvepp is configured with %d blocks, but the engine has room for %d", own, held)
+		}
 	}
 	switch {
 	case s.prefix == nil:
 	case *s.prefix:
-		q.report(AboutPrefix, OK, "", "on")
+		q.ok(AboutPrefix, "on")
 	case q.engine == prompt.VLLM:
-		q.report(AboutPrefix, Wrong, "--enable-prefix-caching", "off: nothing is ever cached")
+		q.wrong(AboutPrefix, "--enable-prefix-caching", "off: nothing is ever cached")
 	default:
-		q.report(AboutPrefix, Wrong, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
+		q.wrong(AboutPrefix, "start the engine without --disable-radix-cache", "off: nothing is ever cached")
 	}
 	if s.usage != nil && !*s.usage && q.prompt == nil { // otherwise the probe shows it
-		q.report(AboutCachedUsed, Wrong, usageFix[q.engine],
+		q.wrong(AboutCachedUsed, usageFix[q.engine],
 			"the engine does not report cached tokens, so kvepp cannot check its predictions")
 	}
 }
 
+// cacheOfPage returns the tokens of a KV block, and the device's blocks, by the engine's metrics page; 0, 0 if it does
+// not say both.
+func (q *workerCheck) cacheOfPage(ctx context.Context) (blockSize, blocks int) {
+	if q.responds {
+		page := cmp.Or(q.w.Metrics, "http://"+q.w.Address+"/metrics")
+		q.get(ctx, page, "", func(body io.Reader) (err error) { // an error leaves the sizes unknown
+			blockSize, blocks, err = enginemetrics.ReadCache(body, q.w.Rank)
+			return err
+		})
+	}
+	return blockSize, blocks
+}
+
 func (q *workerCheck) vLLMSettings(ctx context.Context) (s settings) {
-	q.get(ctx, "/metrics", func(body io.Reader) error { // an error leaves the settings unknown
+	// An error leaves the settings unknown.
+	q.get(ctx, "http://"+q.w.Address+"/metrics", "", func(body io.Reader) error {
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -281,30 +276,19 @@ func (q *workerCheck) askFrontend(ctx context.Context) (s settings) {
 	defer cancel()
 	view, err := dynamo.QueryFrontend(ctx, q.w.Address)
 	if err != nil {
-		q.report(AboutInstance, Unknown, "", "the frontend does not list its workers: %s", briefError(err))
+		q.unknown(AboutInstance, "", "the frontend does not list its workers: %s", briefError(err))
 		return s
 	}
-	known := slices.ContainsFunc(view.Workers,
-		func(w dynamo.FrontendWorker) bool { return w.InstanceID == q.w.InstanceID })
+	same := func(w dynamo.FrontendWorker) bool { return w.InstanceID == q.w.InstanceID }
 	switch {
-	case known:
-		q.report(AboutInstance, OK, "", "%d, known to the frontend", q.w.InstanceID)
+	case slices.ContainsFunc(view.Workers, same):
+		q.ok(AboutInstance, "%d, known to the frontend", q.w.InstanceID)
 	case len(view.Workers) == 0:
-		q.report(
-			AboutInstance,
-			Wrong,
-			"wait for the worker, or give the frontend the worker's --namespace",
-			"the frontend knows no worker",
-		)
+		q.wrong(AboutInstance, "wait for the worker, or give the frontend the worker's --namespace",
+			"the frontend knows no worker")
 	default:
-		q.report(
-			AboutInstance,
-			Wrong,
-			"give the endpoint its instanceId or dynamo path (--dynamo-discovery)",
-			"kvepp has %d, but the frontend knows %s: requests would fail",
-			q.w.InstanceID,
-			instanceIDs(view.Workers),
-		)
+		q.wrong(AboutInstance, "give the endpoint its instanceId or dynamo path (--dynamo-discovery)",
+			"kvepp has %d, but the frontend knows %s: requests would fail", q.w.InstanceID, instanceIDs(view.Workers))
 	}
 	return settings{blockSize: view.Models[q.model].BlockSize}
 }
@@ -327,29 +311,16 @@ func (q *workerCheck) compareBlockSizes(engine int) {
 	}
 	switch known := max(configured, announced, engine); {
 	case known == 0:
-		q.report(AboutBlockSize, Unknown, "use --probe, or set the endpoint's blockSize",
-			"not known until the first event")
+		q.unknown(AboutBlockSize, "use --probe, or set the endpoint's blockSize", "not known until the first event")
 	case configured > 0 && announced > 0 && configured != announced:
-		q.report(
-			AboutBlockSize,
-			Wrong,
-			fmt.Sprintf("set blockSize to %d, or leave it out", announced),
-			"kvepp is configured with %d tokens, but the events have %d: no block would match",
-			configured,
-			announced,
-		)
+		q.wrong(AboutBlockSize, fmt.Sprintf("set blockSize to %d, or leave it out", announced),
+			"kvepp is configured with %d tokens, but the events have %d: no block would match", configured, announced)
 	case configured > 0 && announced == 0 && engine > 0 && configured != engine:
-		q.report(
-			AboutBlockSize,
-			Wrong,
-			fmt.Sprintf("set blockSize to %d, or leave it out", engine),
-			"kvepp is configured with %d tokens, but the engine has %d: no block would match",
-			configured,
-			engine,
-		)
+		q.wrong(AboutBlockSize, fmt.Sprintf("set blockSize to %d, or leave it out", engine),
+			"kvepp is configured with %d tokens, but the engine has %d: no block would match", configured, engine)
 	case announced > 0:
-		q.report(AboutBlockSize, OK, "", "%d tokens, as in the events", announced)
+		q.ok(AboutBlockSize, "%d tokens, as in the events", announced)
 	default:
-		q.report(AboutBlockSize, OK, "", "%d tokens", known)
+		q.ok(AboutBlockSize, "%d tokens", known)
 	}
 }

@@ -29,10 +29,8 @@ type eventRecorder struct {
 	operations []kvblock.Operation
 }
 
-func newEventRecorder(rank uint32, hashes *kvblock.EngineHashes) *eventRecorder {
-	r := &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
-	r.normalizer.ComputeHashes(hashes)
-	return r
+func newEventRecorder(rank uint32) *eventRecorder {
+	return &eventRecorder{rank: rank, changed: make(chan struct{}), normalizer: kvblock.NewNormalizer(0)}
 }
 
 // update applies f under the lock and wakes the waiting goroutines.
@@ -105,9 +103,9 @@ func (r *eventRecorder) Disconnected()       { r.update(func() { r.connected = f
 // askEvents subscribes to the worker's events for a short time, and sends the probe meanwhile.
 func (q *workerCheck) askEvents(ctx context.Context) {
 	address, replay := q.w.KVEventsAddress(), q.w.KVReplayAddress()
-	events := newEventRecorder(q.w.Rank, q.EngineHashes)
+	events := newEventRecorder(q.w.Rank)
 	if q.WithoutEvents {
-		q.report(AboutEvents, OK, "", "not used: kvepp predicts the worker's cache from the requests that it sends")
+		q.ok(AboutEvents, "not used: kvepp predicts the worker's cache from the requests that it sends")
 		q.probe(ctx, events)
 		return
 	}
@@ -115,36 +113,24 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 		channel, found := q.w.EventChannel()
 		switch {
 		case q.w.Role == pool.Decode:
-			q.report(AboutEvents, OK, "", "a decode worker sends no events about prompts")
+			q.ok(AboutEvents, "a decode worker sends no events about prompts")
 		case found:
-			q.report(
-				AboutEvents,
-				Unknown,
-				"",
+			q.unknown(AboutEvents, "",
 				"sent over Dynamo's event plane (%s), which kvepp check does not read. It has full attention's blocks "+
 					"alone: for a hybrid model (sliding windows, chunks, states), predictions are exact only with "+
-					"kvEvents, the engine's own socket",
-				channel.Transport(),
-			)
+					"kvEvents, the engine's own socket", channel.Transport())
 		default:
-			q.report(
-				AboutEvents,
-				Wrong,
+			q.wrong(AboutEvents,
 				"set kvEvents in the endpoints file, --kv-events-port or the Pod's annotation; and start the engine "+
-					"with "+
-					eventsFix[q.engine],
-				"no event address, so kvepp does not know the worker's cache",
-			)
+					"with "+eventsFix[q.engine], "no event address, so kvepp does not know the worker's cache")
 		}
 		q.probe(ctx, events)
 		return
 	}
 	s, err := q.Hub.Subscribe(
-		zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait},
-		events,
-	)
+		zmqsub.Config{Endpoint: address, ReplayEndpoint: replay, Topic: q.w.KVTopic, ReplayTimeout: q.Wait}, events)
 	if err != nil {
-		q.report(AboutEvents, Wrong, "correct the address", "%s: %v", address, err)
+		q.wrong(AboutEvents, "correct the address", "%s: %v", address, err)
 		q.probe(ctx, events)
 		return
 	}
@@ -155,31 +141,20 @@ func (q *workerCheck) askEvents(ctx context.Context) {
 	switch q.eventsMissing = !connected; {
 	case connected:
 	case q.acceptsConnections(ctx, address):
-		q.report(
-			AboutEvents,
-			Wrong,
+		q.wrong(AboutEvents,
 			"write the port of the engine's KV events, not that of its HTTP server or of its replay socket "+
 				"(kvEvents, --kv-events-port or the Pod's annotation)",
-			"%s accepts connections, but publishes no KV events",
-			address,
-		)
+			"%s accepts connections, but publishes no KV events", address)
 	default:
-		q.report(
-			AboutEvents,
-			Wrong,
+		q.wrong(AboutEvents,
 			"start the engine with "+eventsFix[q.engine]+"; check that its event port is open and is the one in "+
-				"kvEvents, --kv-events-port or the Pod's annotation",
-			"no publisher answers at %s",
-			address,
-		)
+				"kvEvents, --kv-events-port or the Pod's annotation", "no publisher answers at %s", address)
 	}
 	q.probe(ctx, events)
 	if connected {
 		within, cancel = context.WithTimeout(ctx, q.patience())
-		announced := events.wait(
-			within,
-			func() bool { return events.stores > 0 || events.malformed != nil || events.otherRank != nil },
-		)
+		announced := events.wait(within,
+			func() bool { return events.stores > 0 || events.malformed != nil || events.otherRank != nil })
 		cancel()
 		q.reportEvents(events, address, announced)
 	}
@@ -215,43 +190,21 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 	defer events.mu.Unlock()
 	switch {
 	case events.malformed != nil:
-		q.report(
-			AboutEvents,
-			Wrong,
-			"check that this is the engine's event port",
-			"%s sends a message that is not a KV event: %v",
-			address,
-			events.malformed,
-		)
+		q.wrong(AboutEvents, "check that this is the engine's event port",
+			"%s sends a message that is not a KV event: %v", address, events.malformed)
 	case events.otherRank != nil:
-		q.report(
-			AboutEvents,
-			Wrong,
-			"correct dataParallelStartRank or kvEvents",
-			"%s announces rank %d",
-			address,
-			*events.otherRank,
-		)
+		q.wrong(AboutEvents, "correct dataParallelStartRank or kvEvents",
+			"%s announces rank %d", address, *events.otherRank)
 	case announced:
-		q.report(AboutEvents, OK, "", "%s announces blocks%s", address, otherLayers(events.normalizer.Traits()))
+		q.ok(AboutEvents, "%s announces blocks%s", address, otherLayers(events.normalizer.Traits()))
 	case q.prompt != nil && q.prompt.err() == nil:
-		q.report(
-			AboutEvents,
-			Wrong,
+		q.wrong(AboutEvents,
 			"start the engine with "+eventsFix[q.engine]+"; check the event port and its topic, and that prefix "+
-				"caching is on",
-			"%s is connected, but sent no event for a prompt of %d tokens",
-			address,
-			q.prompt.second.response.promptTokens,
-		)
+				"caching is on", "%s is connected, but sent no event for a prompt of %d tokens", address,
+			q.prompt.second.response.promptTokens)
 	default:
-		q.report(
-			AboutEvents,
-			Unknown,
-			"use --probe: it sends a prompt whose blocks the worker must announce",
-			"%s is connected; no event has come yet",
-			address,
-		)
+		q.unknown(AboutEvents, "use --probe: it sends a prompt whose blocks the worker must announce",
+			"%s is connected; no event has come yet", address)
 	}
 }
 
@@ -259,13 +212,10 @@ func (q *workerCheck) reportEvents(events *eventRecorder, address string, announ
 func otherLayers(t kvblock.Traits) string {
 	switch {
 	case t.UpperBound && t.BlockSize == 0:
-		return ", but none of full attention, so kvepp does not know the worker's cache. If all layers of the model " +
-			"have sliding windows, set --vllm-hash-seeds to default, or to the PYTHONHASHSEED of vLLM"
+		return ", but none of full attention, so kvepp does not know the worker's cache"
 	case t.UpperBound:
 		return "; the model also has layers without full attention, and they do not tell enough of these: " +
 			"predictions are an upper bound"
-	case t.WithoutFull:
-		return " of a model without full attention: " + t.Classes.String()
 	case t.Classes.Len() > 0:
 		return " of a hybrid model: beside full attention, " + t.Classes.String()
 	}
@@ -274,13 +224,10 @@ func otherLayers(t kvblock.Traits) string {
 
 func (q *workerCheck) reportReplay(ctx context.Context, events *eventRecorder, connected bool, replay string) {
 	if replay == "" {
-		q.report(
-			AboutReplay,
-			Unknown,
+		q.unknown(AboutReplay,
 			`set "replay_endpoint" in the engine's --kv-events-config, and kvReplay, --kv-replay-port or the Pod's `+
 				`annotation`,
-			"no replay socket: after a lost event, or a restart of kvepp, kvepp does not know the worker's cache",
-		)
+			"no replay socket: after a lost event, or a restart of kvepp, kvepp does not know the worker's cache")
 		return
 	}
 	if !connected {
@@ -292,14 +239,10 @@ func (q *workerCheck) reportReplay(ctx context.Context, events *eventRecorder, c
 	events.mu.Lock()
 	defer events.mu.Unlock()
 	if events.replay == zmqsub.ReplayComplete {
-		q.report(AboutReplay, OK, "", "%s answers", replay)
+		q.ok(AboutReplay, "%s answers", replay)
 		return
 	}
-	q.report(
-		AboutReplay,
-		Wrong,
+	q.wrong(AboutReplay,
 		`set "replay_endpoint" in the engine's --kv-events-config; check that its port is this one and open`,
-		"%s does not answer",
-		replay,
-	)
+		"%s does not answer", replay)
 }

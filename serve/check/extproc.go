@@ -54,7 +54,7 @@ func (g *gatewayCheck) handshakeFailures(ctx context.Context) map[string]float64
 		return nil
 	}
 	failures := map[string]float64{}
-	err := g.readPage(ctx, g.gateway.MetricsPage, g.gateway.MetricsToken, func(body io.Reader) error {
+	err := g.get(ctx, g.gateway.MetricsPage, g.gateway.MetricsToken, func(body io.Reader) error {
 		lines := bufio.NewScanner(body)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -85,45 +85,26 @@ func (g *gatewayCheck) explainNotAsked(ctx context.Context, status int, before m
 		cause = mostFrequent(now, nil)
 	}
 	if x, known := tlsFixes[cause]; known {
-		g.report(ThroughGateway, AboutExtProc, Wrong, x.fix, x.says, g.gateway.ExtProc)
+		g.wrong(ThroughGateway, AboutExtProc, x.fix, x.says, g.gateway.ExtProc)
 		return
 	}
 	fix := fmt.Sprintf(
 		"check that ext_proc is among the filters of the gateway's listener, and that %s is in its cluster for kvepp "+
-			"(failure_mode_allow lets requests pass without kvepp)",
-		g.gateway.ExtProc,
-	)
+			"(failure_mode_allow lets requests pass without kvepp)", g.gateway.ExtProc)
 	protocol, err := protocolOf(ctx, g.gateway.ExtProc, g.Wait)
 	switch {
 	case err != nil:
-		g.report(
-			ThroughGateway,
-			AboutExtProc,
-			Wrong,
+		g.wrong(ThroughGateway, AboutExtProc,
 			"check that kvepp is up and that this is its --grpc-port; if not, give its address with --ext-proc-address",
-			"kvepp does not answer at %s: %v",
-			g.gateway.ExtProc,
-			err,
-		)
+			"kvepp does not answer at %s: %v", g.gateway.ExtProc, err)
 	case protocol == protocolPlaintext:
-		g.report(
-			ThroughGateway,
-			AboutExtProc,
-			Wrong,
-			fix+"; that cluster must not have a transport_socket (TLS)",
-			"kvepp serves at %s without TLS, but the gateway's request did not reach it",
-			g.gateway.ExtProc,
-		)
+		g.wrong(ThroughGateway, AboutExtProc, fix+"; that cluster must not have a transport_socket (TLS)",
+			"kvepp serves at %s without TLS, but the gateway's request did not reach it", g.gateway.ExtProc)
 	default:
-		g.report(
-			ThroughGateway,
-			AboutExtProc,
-			Wrong,
+		g.wrong(ThroughGateway, AboutExtProc,
 			fix+"; that cluster must have a transport_socket with TLS and alpn_protocols: [h2], unless kvepp runs "+
 				"with --secure-serving=false",
-			"kvepp serves TLS at %s, but the gateway's request did not reach it",
-			g.gateway.ExtProc,
-		)
+			"kvepp serves TLS at %s, but the gateway's request did not reach it", g.gateway.ExtProc)
 	}
 }
 

@@ -15,8 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"kvepp/internal/useragent"
 )
 
 // ThroughGateway is the Worker of findings about the gateway itself.
@@ -62,22 +60,26 @@ type gatewayCheck struct {
 	verdicts map[string]bool // by address: the endpoint has a finding
 }
 
-func (g *gatewayCheck) report(worker, about string, state State, fix, says string, args ...any) {
-	g.findings = append(
-		g.findings,
-		Finding{Worker: worker, About: about, State: state, Says: fmt.Sprintf(says, args...), Fix: fix},
-	)
+// ok, wrong and unknown add findings.
+func (g *gatewayCheck) ok(worker, about, says string, args ...any) {
+	g.findings = append(g.findings, Finding{Worker: worker, About: about, State: OK, Says: fmt.Sprintf(says, args...)})
+}
+
+func (g *gatewayCheck) wrong(worker, about, fix, says string, args ...any) {
+	f := Finding{Worker: worker, About: about, State: Wrong, Says: fmt.Sprintf(says, args...), Fix: fix}
+	g.findings = append(g.findings, f)
+}
+
+func (g *gatewayCheck) unknown(worker, about, fix, says string, args ...any) {
+	f := Finding{Worker: worker, About: about, State: Unknown, Says: fmt.Sprintf(says, args...), Fix: fix}
+	g.findings = append(g.findings, f)
 }
 
 // CheckGateway sends a chat through the gateway, and then, for each endpoint, a chat whose beginning the endpoint has
 // cached, so that kvepp chooses it. It compares the chosen endpoint with the one that served. It calls
 // progress with the number of the current endpoint, and of all.
 func CheckGateway(
-	ctx context.Context,
-	cfg *Config,
-	gateway *Gateway,
-	results []*Result,
-	progress func(done, all int),
+	ctx context.Context, cfg *Config, gateway *Gateway, results []*Result, progress func(done, all int),
 ) []Finding {
 	g := &gatewayCheck{Config: cfg, gateway: gateway, results: results, verdicts: map[string]bool{}}
 	var endpoints []*Result
@@ -89,13 +91,8 @@ func CheckGateway(
 		}
 	}
 	if len(endpoints) == 0 {
-		g.report(
-			ThroughGateway,
-			AboutGateway,
-			Unknown,
-			"correct the problems above",
-			"not tested: no worker answers, so no model name is known",
-		)
+		g.unknown(ThroughGateway, AboutGateway, "correct the problems above",
+			"not tested: no worker answers, so no model name is known")
 		return g.findings
 	}
 	cfg.Predictor.awaitListening(ctx)
@@ -149,61 +146,37 @@ func (g *gatewayCheck) checkFirst(ctx context.Context, a *Result) bool {
 		if untrusted := (*tls.CertificateVerificationError)(nil); errors.As(p.err, &untrusted) {
 			fix = "make this machine trust the gateway's certificate, or use --gateway-insecure-skip-verify"
 		}
-		g.report(ThroughGateway, AboutGateway, Wrong, fix, "%s: %s", g.gateway.URL, briefError(p.err))
+		g.wrong(ThroughGateway, AboutGateway, fix, "%s: %s", g.gateway.URL, briefError(p.err))
 	case d != nil && d.refused != "":
-		g.report(ThroughGateway, AboutGateway, Wrong, "see kvepp's log", "kvepp chose no worker: %s", d.refused)
+		g.wrong(ThroughGateway, AboutGateway, "see kvepp's log", "kvepp chose no worker: %s", d.refused)
 	case d != nil && p.code < http.StatusInternalServerError && p.code != http.StatusOK:
-		g.report(
-			ThroughGateway,
-			AboutGateway,
-			Wrong,
+		g.wrong(ThroughGateway, AboutGateway,
 			"check whether the gateway requires a key (--gateway-api-key-file), and whether it has a route for this "+
-				"host and path",
-			"kvepp chose %s, but the gateway answered %s",
-			d.worker,
-			briefError(p.err),
-		)
+				"host and path", "kvepp chose %s, but the gateway answered %s", d.worker, briefError(p.err))
 	case d != nil && p.code != http.StatusOK:
-		g.report(
-			ThroughGateway,
-			AboutGateway,
-			Wrong,
-			"check that the gateway can reach that endpoint",
-			"kvepp chose %s, but the gateway answered %s",
-			d.worker,
-			briefError(p.err),
-		)
+		g.wrong(ThroughGateway, AboutGateway, "check that the gateway can reach that endpoint",
+			"kvepp chose %s, but the gateway answered %s", d.worker, briefError(p.err))
 		return true
 	case d != nil:
-		g.report(ThroughGateway, AboutGateway, OK, "", "answers, and kvepp chose %s", d.worker)
+		g.ok(ThroughGateway, AboutGateway, "answers, and kvepp chose %s", d.worker)
 		g.verdict(p, nil)
 		return true
 	case p.decisionsShown:
-		g.report(
-			ThroughGateway,
-			AboutGateway,
-			Wrong,
-			"see "+AboutExtProc+" below",
-			"%s answered %s without asking kvepp",
-			g.gateway.URL,
-			p.status(),
-		)
+		g.wrong(ThroughGateway, AboutGateway, "see "+AboutExtProc+" below",
+			"%s answered %s without asking kvepp", g.gateway.URL, p.status())
 		g.explainNotAsked(ctx, p.code, failures)
 	default:
 		fix := "make kvepp serve report its decisions: --admin-address HOST:PORT (give it to kvepp check too), or " +
 			"--decision-headers"
-		state, says := Unknown, fmt.Sprintf(
-			"%s answered %s; kvepp does not report its decisions",
-			g.gateway.URL,
-			p.status(),
-		)
+		says := fmt.Sprintf("%s answered %s; kvepp does not report its decisions", g.gateway.URL, p.status())
 		if p.decisionsError != nil {
 			says += fmt.Sprintf(": %s: %s", g.gateway.Admin, briefError(p.decisionsError))
 		}
-		if p.code != http.StatusOK {
-			state = Wrong
+		if p.code == http.StatusOK {
+			g.unknown(ThroughGateway, AboutGateway, fix, "%s", says)
+		} else {
+			g.wrong(ThroughGateway, AboutGateway, fix, "%s", says)
 		}
-		g.report(ThroughGateway, AboutGateway, state, fix, "%s", says)
 		if p.code >= http.StatusInternalServerError {
 			g.explainNotAsked(ctx, p.code, failures)
 		}
@@ -238,14 +211,8 @@ func (g *gatewayCheck) checkEndpoint(ctx context.Context, a *Result) {
 			first = c.open(ctx, g.Config, a)
 		}
 		if first.err != nil {
-			g.report(
-				a.Worker.String(),
-				AboutServed,
-				Unknown,
-				"send the engine a chat yourself",
-				"it answered: %s",
-				briefError(first.err),
-			)
+			g.unknown(a.Worker.String(), AboutServed, "send the engine a chat yourself",
+				"it answered: %s", briefError(first.err))
 			return
 		}
 		var warm *Result
@@ -279,7 +246,7 @@ func (g *gatewayCheck) checkEndpoint(ctx context.Context, a *Result) {
 			slices.Sort(others)
 			says += ", but " + strings.Join(slices.Compact(others), ", ")
 		}
-		g.report(a.Worker.String(), AboutServed, Unknown, fix, "%s", says)
+		g.unknown(a.Worker.String(), AboutServed, fix, "%s", says)
 	}
 }
 
@@ -299,65 +266,28 @@ func (g *gatewayCheck) verdict(p *gatewayRequest, warm *Result) {
 	}
 	fix := fmt.Sprintf(
 		"add %s to the endpoints of the gateway's cluster, as IP:port, and see that its health checks there succeed; "+
-			"or remove it from kvepp's endpoints",
-		d.address,
-	)
+			"or remove it from kvepp's endpoints", d.address)
 	cacheExpected := warm != nil && warm.Worker.Address == d.address && d.predicted > 0 && p.response.cached != nil
 	switch {
 	case d.served != "" && !sameAddress(d.served, d.address):
-		g.report(
-			d.worker,
-			AboutServed,
-			Wrong,
-			fix,
-			"kvepp chose %s, but %s served: the gateway does not know the chosen endpoint",
-			d.address,
-			d.served,
-		)
+		g.wrong(d.worker, AboutServed, fix,
+			"kvepp chose %s, but %s served: the gateway does not know the chosen endpoint", d.address, d.served)
 	case p.code != http.StatusOK:
-		g.report(
-			d.worker,
-			AboutServed,
-			Wrong,
-			fix,
-			"kvepp chose %s, but the gateway answered %s",
-			d.address,
-			briefError(p.err),
-		)
+		g.wrong(d.worker, AboutServed, fix, "kvepp chose %s, but the gateway answered %s", d.address, briefError(p.err))
 	case d.served != "":
-		g.report(d.worker, AboutServed, OK, "", "by %s, as kvepp chose", d.address)
+		g.ok(d.worker, AboutServed, "by %s, as kvepp chose", d.address)
 	case cacheExpected && *p.response.cached > 0:
-		g.report(
-			d.worker,
-			AboutServed,
-			OK,
-			"",
-			"by %s, as kvepp chose: the response reports %d of the %d predicted cached tokens",
-			d.address,
-			*p.response.cached,
-			d.predicted,
-		)
+		g.ok(d.worker, AboutServed, "by %s, as kvepp chose: the response reports %d of the %d predicted cached tokens",
+			d.address, *p.response.cached, d.predicted)
 	case cacheExpected:
-		g.report(
-			d.worker,
-			AboutServed,
-			Wrong,
-			fix,
+		g.wrong(d.worker, AboutServed, fix,
 			"kvepp chose %s, but another endpoint served: the response reports none of the %d predicted cached tokens",
-			d.address,
-			d.predicted,
-		)
+			d.address, d.predicted)
 	case warm == nil && g.Predictor.Events:
 		return // a later request shows it
 	default:
-		g.report(
-			d.worker,
-			AboutServed,
-			Unknown,
-			reportServedFix,
-			"kvepp chose %s; the gateway does not say which endpoint served",
-			d.address,
-		)
+		g.unknown(d.worker, AboutServed, reportServedFix,
+			"kvepp chose %s; the gateway does not say which endpoint served", d.address)
 	}
 	g.verdicts[d.address] = true
 	for _, a := range g.results {
@@ -423,10 +353,7 @@ func (g *gatewayCheck) send(ctx context.Context, a *Result, t *chat) *gatewayReq
 // decisionLike returns the only new decision about a prompt with the request's number of tokens, as a list of one; an
 // empty list if there is none or there are several.
 func (g *gatewayCheck) decisionLike(
-	list []decision,
-	known map[string]bool,
-	a *Result,
-	p *gatewayRequest,
+	list []decision, known map[string]bool, a *Result, p *gatewayRequest,
 ) (similar []decision) {
 	tokens := p.response.promptTokens
 	if model := g.Models[a.model]; model != nil {
@@ -488,51 +415,21 @@ func (g *gatewayCheck) decisions(ctx context.Context, id string) ([]decision, er
 			} `json:"served"`
 		} `json:"decisions"`
 	}
-	err := g.readPage(
-		ctx,
-		g.gateway.Admin+"/debug/decisions?n=100&request_id="+url.QueryEscape(id),
-		g.gateway.AdminToken,
-		func(body io.Reader) error {
-			return json.NewDecoder(body).Decode(&found)
-		},
-	)
+	page := g.gateway.Admin + "/debug/decisions?n=100&request_id=" + url.QueryEscape(id)
+	err := g.get(ctx, page, g.gateway.AdminToken, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(&found)
+	})
 	var list []decision
 	for _, d := range found.Decisions {
-		list = append(
-			list,
-			decision{
-				id:        d.RequestID,
-				refused:   d.Error,
-				worker:    fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank),
-				address:   d.Worker.Address,
-				served:    d.Served.Address,
-				prompt:    d.PromptTokens,
-				predicted: d.Predicted,
-			},
-		)
+		list = append(list, decision{
+			id:        d.RequestID,
+			refused:   d.Error,
+			worker:    fmt.Sprintf("%s/%d", d.Worker.Name, d.Worker.Rank),
+			address:   d.Worker.Address,
+			served:    d.Served.Address,
+			prompt:    d.PromptTokens,
+			predicted: d.Predicted,
+		})
 	}
 	return list, err
-}
-
-// readPage reads a page of kvepp.
-func (g *gatewayCheck) readPage(ctx context.Context, url, token string, read func(io.Reader) error) error {
-	ctx, cancel := context.WithTimeout(ctx, g.Wait)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	useragent.Add(req)
-	resp, err := g.HTTP.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s", resp.Status)
-	}
-	return read(io.LimitReader(resp.Body, maxResponse))
 }

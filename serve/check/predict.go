@@ -51,10 +51,8 @@ type prediction struct {
 func (p *Predictor) worker(w kvblock.Worker) (pool.Worker, bool) {
 	s := p.Pool.Acquire()
 	defer s.Release()
-	for i := range s.Workers {
-		if s.Workers[i].Worker == w {
-			return s.Workers[i], true
-		}
+	if x := s.Worker(w); x != nil {
+		return *x, true
 	}
 	return pool.Worker{}, false
 }
@@ -120,20 +118,14 @@ func (p *Predictor) awaitOutputBlocks(ctx context.Context, w kvblock.Worker, nex
 	if !p.Events || !known.Announces() {
 		return true
 	}
-	return p.waitFor(
-		ctx,
-		w,
-		next,
-		func(x *prediction) bool { return x.held >= min(n, len(next)-1)/x.blockSize*x.blockSize },
-	)
+	return p.waitFor(ctx, w, next, func(x *prediction) bool {
+		return x.held >= min(n, len(next)-1)/x.blockSize*x.blockSize
+	})
 }
 
 // waitFor waits until wanted returns true for a prediction. It returns false if ctx ends first.
 func (p *Predictor) waitFor(
-	ctx context.Context,
-	w kvblock.Worker,
-	ids []kvblock.Token,
-	wanted func(*prediction) bool,
+	ctx context.Context, w kvblock.Worker, ids []kvblock.Token, wanted func(*prediction) bool,
 ) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		if x := p.predict(w, ids); x.blockSize > 0 && wanted(&x) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,15 +69,9 @@ func (q *workerCheck) probe(ctx context.Context, events *eventRecorder) {
 	p := &probe{events: events}
 	q.prompt = p
 	if q.engine != prompt.VLLM && q.engine != prompt.SGLang {
-		p.text = exchange{
-			path: completionsPath,
-			body: map[string]any{
-				"model":       q.model,
-				"prompt":      "kvepp check: " + uniqueWords(probeWords),
-				"max_tokens":  1,
-				"temperature": 0,
-			},
-		}
+		p.text = exchange{path: completionsPath, body: map[string]any{
+			"model": q.model, "prompt": "kvepp check: " + uniqueWords(probeWords), "max_tokens": 1, "temperature": 0,
+		}}
 		p.text.sendToWorker(ctx, q)
 	}
 	c := newChat(q.Models[q.model], q.model, uniqueWords(probeWords))
@@ -153,8 +148,9 @@ func (s *exchange) sendTo(ctx context.Context, cfg *Config, root string, header 
 	return responded
 }
 
-func (s *exchange) post(ctx context.Context, client *http.Client, root string, header http.Header) (http.Header,
-	error) {
+func (s *exchange) post(
+	ctx context.Context, client *http.Client, root string, header http.Header,
+) (http.Header, error) {
 	body, err := json.Marshal(s.body)
 	if err != nil {
 		return nil, err
@@ -229,11 +225,8 @@ func newChat(model *prompt.Model, name, text string) *chat {
 
 // add appends a turn: the response, and the user's next message.
 func (t *chat) add(response, next string) {
-	t.messages = append(
-		t.messages,
-		map[string]any{"role": "assistant", "content": response},
-		map[string]any{"role": "user", "content": next},
-	)
+	t.messages = append(t.messages,
+		map[string]any{"role": "assistant", "content": response}, map[string]any{"role": "user", "content": next})
 }
 
 // open makes the first request, for one token. If the model refuses chats, this and all later requests are
@@ -281,34 +274,23 @@ func (q *workerCheck) reportCached() {
 		return
 	}
 	if err := p.err(); err != nil {
-		q.report(
-			AboutCachedUsed,
-			Wrong,
-			"send the engine a request yourself",
-			"a prompt of %d words was answered: %s",
-			probeWords,
-			briefError(err),
-		)
+		q.wrong(AboutCachedUsed, "send the engine a request yourself",
+			"a prompt of %d words was answered: %s", probeWords, briefError(err))
 		return
 	}
 	if p.first.path != chatPath && q.Models[q.model] != nil && !q.hasFinding(AboutChat) {
-		q.report(AboutChat, Unknown, "", "the engine refuses chats")
+		q.unknown(AboutChat, "", "the engine refuses chats")
 	}
 	a, x := &p.second.response, &p.predicted
 	switch {
 	case a.cached == nil:
-		q.report(AboutCachedUsed, Wrong, usageFix[q.engine],
+		q.wrong(AboutCachedUsed, usageFix[q.engine],
 			"the engine does not report cached tokens, so kvepp cannot check its predictions")
-	case !p.predictable && *a.cached == 0:
-		q.report(
-			AboutCachedUsed,
-			Wrong,
-			"check that prefix caching is on, and that other requests do not fill the cache",
-			"reported: none of a prompt's %d tokens was cached the second time",
-			a.promptTokens,
-		)
+	case *a.cached == 0 && (!p.predictable || x.tokens == 0):
+		q.wrong(AboutCachedUsed, "check that prefix caching is on, and that other requests do not fill the cache",
+			"reported: none of a prompt's %d tokens was cached the second time", a.promptTokens)
 	case !p.predictable:
-		q.report(AboutCachedUsed, OK, "", "reported: %d of %d the second time", *a.cached, a.promptTokens)
+		q.ok(AboutCachedUsed, "reported: %d of %d the second time", *a.cached, a.promptTokens)
 	case x.agreesWith(*a.cached, p.first.response.completionTokens) && *a.cached > 0:
 		says := "as predicted"
 		if *a.cached != x.tokens {
@@ -317,44 +299,17 @@ func (q *workerCheck) reportCached() {
 				says = fmt.Sprintf("predicted at most %d", x.tokens)
 			}
 		}
-		q.report(AboutCachedUsed, OK, "", "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
-	case *a.cached == 0 && x.tokens == 0:
-		q.report(
-			AboutCachedUsed,
-			Wrong,
-			"check that prefix caching is on, and that other requests do not fill the cache",
-			"reported: none of a prompt's %d tokens was cached the second time",
-			a.promptTokens,
-		)
+		q.ok(AboutCachedUsed, "reported: %d of %d the second time, %s", *a.cached, a.promptTokens, says)
 	case *a.cached > x.tokens:
-		q.report(
-			AboutCachedUsed,
-			Wrong,
-			predictionFix,
-			"reported: %d of %d the second time, but kvepp predicts only %d",
-			*a.cached,
-			a.promptTokens,
-			x.tokens,
-		)
+		q.wrong(AboutCachedUsed, predictionFix,
+			"reported: %d of %d the second time, but kvepp predicts only %d", *a.cached, a.promptTokens, x.tokens)
 	default:
-		q.report(
-			AboutCachedUsed,
-			Wrong,
-			evictionFix,
-			"reported: %d of %d the second time, but kvepp predicts %d",
-			*a.cached,
-			a.promptTokens,
-			x.tokens,
-		)
+		q.wrong(AboutCachedUsed, evictionFix,
+			"reported: %d of %d the second time, but kvepp predicts %d", *a.cached, a.promptTokens, x.tokens)
 	}
 }
 
 // hasFinding reports whether there is a finding about a test.
 func (q *workerCheck) hasFinding(about string) bool {
-	for i := range q.Findings {
-		if q.Findings[i].About == about {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(q.Findings, func(f Finding) bool { return f.About == about })
 }

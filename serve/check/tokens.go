@@ -64,9 +64,7 @@ func (c sampleChat) body(model string) map[string]any {
 
 // kveppIDs returns kvepp's token ids of a request with one prompt, the parsed request and its body.
 func kveppIDs(
-	model *prompt.Model,
-	path string,
-	payload map[string]any,
+	model *prompt.Model, path string, payload map[string]any,
 ) ([]kvblock.Token, *body.Request, []byte, error) {
 	text, err := json.Marshal(payload)
 	if err != nil {
@@ -92,7 +90,7 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 	if q.version != "" {
 		at, err := model.At(q.version)
 		if err != nil {
-			q.report(AboutTokenizer, Unknown, "give the endpoint's engineVersion in the endpoints file",
+			q.unknown(AboutTokenizer, "give the endpoint's engineVersion in the endpoints file",
 				"the engine's version is %q: %v", q.version, err)
 			return
 		}
@@ -108,7 +106,7 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 		q.Log,
 	)
 	if err != nil {
-		q.report(AboutTokenizer, Unknown, "", "the engine cannot be asked: %v", err)
+		q.unknown(AboutTokenizer, "", "the engine cannot be asked: %v", err)
 		return
 	}
 	q.compareText(ctx, model, engine)
@@ -118,33 +116,27 @@ func (q *workerCheck) askTokens(ctx context.Context) {
 func (q *workerCheck) compareText(ctx context.Context, model *prompt.Model, engine *remote.Client) {
 	own, request, body, err := kveppIDs(model, completionsPath, map[string]any{"model": q.model, "prompt": sampleText})
 	if err != nil {
-		q.report(AboutTokenizer, Wrong, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v",
-			err)
+		q.wrong(AboutTokenizer, "run kvepp tokenize --text for details", "kvepp cannot tokenize a text: %v", err)
 		return
 	}
 	engineIDs, err := engine.Tokenize(ctx, request, body)
 	if err != nil {
-		q.report(AboutTokenizer, Unknown, "", "the engine does not return token ids: %s", briefError(err))
+		q.unknown(AboutTokenizer, "", "the engine does not return token ids: %s", briefError(err))
 		return
 	}
 	if at := difference(own, engineIDs[0]); at >= 0 {
-		q.report(
-			AboutTokenizer,
-			Wrong,
-			modelFix,
-			"the ids of a text differ from the engine's at token %d: no block would match",
-			at,
-		)
+		q.wrong(AboutTokenizer, modelFix,
+			"the ids of a text differ from the engine's at token %d: no block would match", at)
 		return
 	}
-	q.report(AboutTokenizer, OK, "", "the %d token ids of a text equal the engine's", len(own))
+	q.ok(AboutTokenizer, "the %d token ids of a text equal the engine's", len(own))
 }
 
 func (q *workerCheck) compareChat(ctx context.Context, model *prompt.Model, engine *remote.Client) {
 	for i, sample := range sampleChats {
 		own, request, body, err := kveppIDs(model, chatPath, sample.body(q.model))
 		if request == nil {
-			q.report(AboutChat, Wrong, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
+			q.wrong(AboutChat, "run kvepp tokenize for details", "kvepp cannot read a chat: %v", err)
 			return
 		}
 		engineIDs, refused := engine.Tokenize(ctx, request, body)
@@ -153,68 +145,40 @@ func (q *workerCheck) compareChat(ctx context.Context, model *prompt.Model, engi
 		case refused != nil && remote.OutcomeOf(refused) != remote.Refused:
 			switch {
 			case missing:
-				q.report(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+				q.wrong(AboutChat, addTemplate, noTemplate, q.model)
 			case q.prompt != nil:
 				q.compareCount(model, &q.prompt.second, AboutChat, templateFix, "chat")
 			default:
-				q.report(
-					AboutChat,
-					Unknown,
-					"--probe compares the number of a chat's tokens",
-					"the engine does not return token ids: %s",
-					briefError(refused),
-				)
+				q.unknown(AboutChat, "--probe compares the number of a chat's tokens",
+					"the engine does not return token ids: %s", briefError(refused))
 			}
 			return
 		case refused != nil && missing:
-			q.report(
-				AboutChat,
-				Unknown,
-				addTemplate+", if its chats are to be served",
-				"neither kvepp nor the engine has a chat template for %s",
-				q.model,
-			)
+			q.unknown(AboutChat, addTemplate+", if its chats are to be served",
+				"neither kvepp nor the engine has a chat template for %s", q.model)
 			return
 		case refused != nil && i+1 < len(sampleChats):
 			continue // the engine may refuse only a part of the chat
 		case refused != nil:
-			q.report(
-				AboutChat,
-				Unknown,
-				"send the engine a chat yourself",
-				"the engine refuses a chat: %s",
-				briefError(refused),
-			)
+			q.unknown(AboutChat, "send the engine a chat yourself",
+				"the engine refuses a chat: %s", briefError(refused))
 			return
 		case missing:
-			q.report(AboutChat, Wrong, addTemplate, noTemplate, q.model)
+			q.wrong(AboutChat, addTemplate, noTemplate, q.model)
 			return
 		case err != nil:
-			q.report(
-				AboutChat,
-				Wrong,
-				templateFix,
-				"kvepp cannot render a chat%s that the engine takes: %v",
-				sample.without,
-				err,
-			)
+			q.wrong(AboutChat, templateFix,
+				"kvepp cannot render a chat%s that the engine takes: %v", sample.without, err)
 			return
 		}
 		if at := difference(own, engineIDs[0]); at >= 0 {
-			q.report(
-				AboutChat,
-				Wrong,
-				templateFix,
+			q.wrong(AboutChat, templateFix,
 				"the ids of a chat%s%s differ from the engine's at token %d of %d: no block from there on would match",
-				sample.without,
-				encodedLike(model),
-				at,
-				len(engineIDs[0]),
-			)
+				sample.without, encodedLike(model), at, len(engineIDs[0]))
 			return
 		}
-		q.report(AboutChat, OK, "", "the %d token ids of a chat%s%s equal the engine's", len(own), sample.without,
-			encodedLike(model))
+		q.ok(AboutChat,
+			"the %d token ids of a chat%s%s equal the engine's", len(own), sample.without, encodedLike(model))
 		return
 	}
 }
@@ -242,20 +206,12 @@ func (q *workerCheck) compareCounts(model *prompt.Model) {
 	p := q.prompt
 	switch {
 	case !q.takesRequests():
-		q.report(
-			AboutTokenizer,
-			Unknown,
-			"",
-			"not compared: the engine does not return token ids, and needs a prefill worker for each request",
-		)
+		q.unknown(AboutTokenizer, "",
+			"not compared: the engine does not return token ids, and needs a prefill worker for each request")
 		return
 	case p == nil:
-		q.report(
-			AboutTokenizer,
-			Unknown,
-			"--probe compares the number of a prompt's tokens",
-			"the engine does not return token ids",
-		)
+		q.unknown(AboutTokenizer, "--probe compares the number of a prompt's tokens",
+			"the engine does not return token ids")
 		return
 	}
 	q.compareCount(model, &p.text, AboutTokenizer, modelFix, "text")
@@ -267,40 +223,22 @@ func (q *workerCheck) compareCount(model *prompt.Model, r *exchange, about, fix,
 		return // another finding says that the engine refuses chats
 	}
 	if r.err != nil || r.response.promptTokens == 0 {
-		q.report(
-			about,
-			Unknown,
-			"send the engine a "+what+" yourself",
-			"the engine does not say how many tokens a %s has",
-			what,
-		)
+		q.unknown(about, "send the engine a "+what+" yourself",
+			"the engine does not say how many tokens a %s has", what)
 		return
 	}
 	own, _, _, err := kveppIDs(model, r.path, r.body)
 	switch {
 	case errors.Is(err, prompt.ErrNoChatTemplate):
-		q.report(about, Wrong, addTemplate, noTemplate, q.model)
+		q.wrong(about, addTemplate, noTemplate, q.model)
 	case err != nil:
-		q.report(
-			about,
-			Wrong,
-			"run kvepp tokenize for details",
-			"kvepp cannot tokenize a %s that the engine takes: %v",
-			what,
-			err,
-		)
+		q.wrong(about, "run kvepp tokenize for details",
+			"kvepp cannot tokenize a %s that the engine takes: %v", what, err)
 	case len(own) != r.response.promptTokens:
-		q.report(
-			about,
-			Wrong,
-			fix,
-			"for a %s kvepp counts %d tokens, but the engine counts %d: no block would match",
-			what,
-			len(own),
-			r.response.promptTokens,
-		)
+		q.wrong(about, fix, "for a %s kvepp counts %d tokens, but the engine counts %d: no block would match", what,
+			len(own), r.response.promptTokens)
 	default:
-		q.report(about, OK, "", "kvepp and the engine count %d tokens in a %s", len(own), what)
+		q.ok(about, "kvepp and the engine count %d tokens in a %s", len(own), what)
 	}
 }
 

@@ -38,13 +38,12 @@ type Config struct {
 	json      bool
 	decisions decisionsConfig
 	explain   explainConfig
-	top       topConfig
 }
 
 // Help has the beginning of each command's help.
 var Help = map[string]string{
 	"workers": workersHelp, "cordon": workersHelp, "drain": workersHelp, "uncordon": workersHelp,
-	"decisions": decisionsHelp, "explain": explainHelp, "ladder": ladderHelp, "top": topHelp,
+	"decisions": decisionsHelp, "explain": explainHelp, "ladder": ladderHelp,
 }
 
 // AddFlags declares the flags of c.Command.
@@ -65,8 +64,6 @@ func (c *Config) AddFlags(f *pflag.FlagSet) {
 	case "explain":
 		f.BoolVar(&c.json, "json", false, "print the response of POST /pick")
 		c.explain.addFlags(f)
-	case "top":
-		c.top.addFlags(f)
 	}
 }
 
@@ -94,8 +91,6 @@ func (c *Config) Validate(args []string) error {
 		return c.decisions.validate()
 	case c.Command == "explain":
 		return c.explain.validate()
-	case c.Command == "top":
-		return c.top.validate()
 	}
 	return nil
 }
@@ -112,8 +107,6 @@ func (c *Config) Run(ctx context.Context, stdin io.Reader, stdout, stderr io.Wri
 		return at.explain(ctx, &c.explain, c.json, stdin, stdout)
 	case "ladder":
 		return at.ladder(ctx, c.json, stdout)
-	case "top":
-		return at.top(ctx, &c.top, stdin, stdout)
 	case "drain":
 		return at.drain(ctx, c.Endpoint, c.timeout, time.Second, stdout, stderr)
 	}

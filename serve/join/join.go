@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"kvepp/internal/boundedfile"
 	"kvepp/internal/metrics"
 	"kvepp/pool"
 	"kvepp/pool/dynamo"
@@ -49,7 +50,7 @@ func (j *Join) Finder(changed func()) *engineversion.Finder {
 	if j.Gauges.Interval == 0 {
 		return nil
 	}
-	return j.Models.Finder(j.Gauges.SkipVerify, changed)
+	return j.Models.Finder(j.Gauges.ClientTLS(), changed)
 }
 
 // Follow updates the pool from the endpoints file and Dynamo's discovery until ctx ends, and from the cluster until
@@ -77,7 +78,15 @@ func (j *Join) Follow(ctx context.Context) (stop func(), err error) {
 	if j.File == "" {
 		return stop, nil
 	}
-	setEntries := func(now []pool.Entry) error {
+	parse := j.Parse
+	if parse == nil {
+		parse = pool.ParseFile
+	}
+	use := func(text []byte) error {
+		now, err := parse(text)
+		if err != nil {
+			return err
+		}
 		hasPath := func(e pool.Entry) bool { return e.Dynamo != "" }
 		if i := slices.IndexFunc(now, hasPath); i >= 0 && j.Discovery == "" {
 			return fmt.Errorf("endpoint %q has a dynamo path, but --dynamo-discovery is not given", now[i].Name)
@@ -89,11 +98,9 @@ func (j *Join) Follow(ctx context.Context) (stop func(), err error) {
 		j.change(func() { j.entries = now })
 		return nil
 	}
-	parse := j.Parse
-	if parse == nil {
-		parse = pool.ParseFile
-	}
-	if err := pool.WatchFile(ctx, j.File, parse, j.Log, setEntries, j.Metrics.EndpointFileRefused.Inc); err != nil {
+	file := boundedfile.Watched{Path: j.File, Most: pool.MaxFile, What: "endpoints file", Log: j.Log, Use: use,
+		Refused: j.Metrics.EndpointFileRefused.Inc}
+	if err := file.Watch(ctx); err != nil {
 		stop()
 		return stop, err
 	}

@@ -2,6 +2,8 @@ package join
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
@@ -89,6 +91,27 @@ func TestVersionsOfEndpoints(t *testing.T) {
 	versionsOf(t, both(), false, "--refresh-metrics-interval", "0")
 	if j, err := joinOf([]string{"--engine=dynamo"}); err != nil || j.Finder(func() {}) == nil {
 		t.Error("Dynamo's frontends are not asked")
+	}
+}
+
+// TestVersionsOverTLS: engines are asked for their versions with the certificates that their metrics pages need.
+func TestVersionsOverTLS(t *testing.T) {
+	engine := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"version":"0.33.0"}`)
+	}))
+	defer engine.Close()
+	j, err := joinOf([]string{"--model-server-metrics-https-insecure-skip-verify=false"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := j.Finder(func() {}).Ask(t.Context(), engine.URL); err == nil {
+		t.Errorf("an unknown authority is trusted: %v", got)
+	}
+	authorities := x509.NewCertPool()
+	authorities.AddCert(engine.Certificate())
+	j.Gauges.TLS = &tls.Config{RootCAs: authorities}
+	if got, err := j.Finder(func() {}).Ask(t.Context(), engine.URL); err != nil || got.Version != "0.33.0" {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

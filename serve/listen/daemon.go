@@ -16,6 +16,7 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/health"
 
 	"kvepp/extproc"
@@ -95,7 +96,7 @@ func (d *Daemon) open() error {
 		return err
 	}
 	// In FULL_DUPLEX_STREAMED mode pieces are small; in BUFFERED mode one message holds the whole body.
-	codec, largest := extproc.Codec(), max(d.MaxParseBytes, 4<<20)+64<<10
+	codec, largest := encoding.GetCodecV2("proto"), max(d.MaxParseBytes, 4<<20)+64<<10
 	methods := healthMethods()
 	methods[extprocv3.ExternalProcessor_Process_FullMethodName] = &connlimit.Method{Codec: codec, Message: largest}
 	methods[accesslogv3.AccessLogService_StreamAccessLogs_FullMethodName] = &connlimit.Method{
@@ -103,7 +104,6 @@ func (d *Daemon) open() error {
 	limits := append(Options(picker, methods),
 		grpc.Creds(d.Proxies),
 		grpc.MaxRecvMsgSize(largest),
-		grpc.ForceServerCodecV2(codec),
 		// A proxy has a few connections and many streams: large buffers save system calls and cost little. Windows of a
 		// fixed size need no pings to measure a better one. They bound the responses that wait here for slow clients:
 		// with four times these sizes, 2,000 such responses of 1 MB took 550 MiB instead of 200.
@@ -172,6 +172,10 @@ func (d *Daemon) serve(what string, at net.Listener, tlsMode string, run func(ne
 	}()
 }
 
+// lastAnswers is how long before the end of --drain-timeout kvepp refuses requests that still wait: without an answer
+// their clients would have a broken connection.
+const lastAnswers = time.Second
+
 // drain stops the servers in order. A ready replica first hands over its leadership. Then health checks answer
 // NOT_SERVING, kvepp serves new requests for --drain-delay, and running requests may end within --drain-timeout.
 func (d *Daemon) drain() error {
@@ -188,6 +192,7 @@ func (d *Daemon) drain() error {
 	announce(d.checks, false)
 	within, cancel := context.WithTimeout(context.Background(), d.DrainTimeout)
 	defer cancel()
+	defer time.AfterFunc(d.DrainTimeout-lastAnswers, d.Picker.RefuseWaiting).Stop()
 	select { // until its next health check a proxy would get an error for each request
 	case <-time.After(d.DrainDelay):
 	case <-within.Done():

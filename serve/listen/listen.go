@@ -72,8 +72,7 @@ func Options(l *connlimit.Listener, methods map[string]*connlimit.Method) []grpc
 	return []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeWithin),
 		grpc.KeepaliveParams(
-			keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: askSilentAfter, Timeout: silentWithin},
-		),
+			keepalive.ServerParameters{MaxConnectionIdle: idleConnection, Time: askSilentAfter, Timeout: silentWithin}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: leastPings, PermitWithoutStream: true}),
 		grpc.MaxHeaderListSize(maxGRPCMetadata),
 		grpc.StreamInterceptor(

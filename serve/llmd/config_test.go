@@ -13,20 +13,27 @@ import (
 // shown returns what a seat means beside its arguments, in the words of the files in testdata.
 func shown(s *Seat) string {
 	var words []string
-	if s.TokenizerURL != "" {
-		words = append(words, "url "+s.TokenizerURL+" "+s.TokenizerTimeout.String())
+	if s.Others.URL != "" {
+		words = append(words, "url "+s.Others.URL+" "+s.Others.Timeout.String())
 	}
-	if s.Stages != nil {
+	if s.EngineCA != "" {
+		words = append(words, "engines", s.EngineCA, s.EngineCertificate, s.EngineKey)
+	}
+	if s.RoleOf != nil {
 		words = append(words, "stages")
 	}
-	if d := s.Disaggregate; d.NonCached > 0 {
-		words = append(words, fmt.Sprintf("disaggregate %d %d", d.Prompt, d.NonCached))
+	if d := s.Disaggregation; d.On {
+		words = append(words, fmt.Sprintf("disaggregate %d %d", d.LeastPrompt, d.EffISL))
 	}
-	if s.SessionTokenHeader != "" {
-		words = append(words, "token "+s.SessionTokenHeader)
+	if s.Conventions.TokenHeader != "" {
+		words = append(words, "token "+s.Conventions.TokenHeader)
 	}
 	if s.EndpointsFile != "" {
 		words = append(words, "file")
+	}
+	if b := s.Bands; b != nil {
+		words = append(words, fmt.Sprintf("bands %v %v %v, %d %d %v %v", b.ByPriority, b.Default, b.Negative,
+			b.MaxRequests, b.MaxBytes, b.MaxWait, b.Gate))
 	}
 	return strings.Join(words, " ")
 }
@@ -34,7 +41,7 @@ func shown(s *Seat) string {
 // TestConfigurations: the first line of each file says which arguments of kvepp serve follow from it, and what else.
 func TestConfigurations(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil || len(files) < 15 {
+	if err != nil || len(files) < 23 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
@@ -86,20 +93,23 @@ func TestStages(t *testing.T) {
 			if key == "" {
 				labels = nil
 			}
-			prefill, decode := s.Stages(labels)
-			return fmt.Sprint(prefill, decode)
+			role, takes := s.RoleOf(labels)
+			if !takes {
+				return "none"
+			}
+			return string(role)
 		}
 	}
 	for _, c := range []struct{ file, key, value, want string }{
-		{"kaito-roles.yaml", "kaito.sh/inference-role", "prefill", "true false"},
-		{"kaito-roles.yaml", "kaito.sh/inference-role", "decode", "false true"},
-		{"kaito-roles.yaml", "llm-d.ai/role", "prefill", "false false"},
-		{"guide-prefill-decode.yaml", "example.com/step", "2", "false true"},
-		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "both", "true true"},
-		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "encode-prefill", "true false"},
-		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "encode", "false false"},
-		{"kserve-prefill-decode.yaml", "", "", "false true"},
-		{"kserve-bound-socket.yaml", "llm-d.ai/role", "prefill", "false false"},
+		{"kaito-roles.yaml", "kaito.sh/inference-role", "prefill", "prefill"},
+		{"kaito-roles.yaml", "kaito.sh/inference-role", "decode", "decode"},
+		{"kaito-roles.yaml", "llm-d.ai/role", "prefill", "none"},
+		{"guide-prefill-decode.yaml", "example.com/step", "2", "decode"},
+		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "both", "aggregated"},
+		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "encode-prefill", "prefill"},
+		{"kserve-prefill-decode.yaml", "llm-d.ai/role", "encode", "none"},
+		{"kserve-prefill-decode.yaml", "", "", "decode"},
+		{"kserve-bound-socket.yaml", "llm-d.ai/role", "prefill", "none"},
 	} {
 		if got := kind(c.file)(c.key, c.value); got != c.want {
 			t.Errorf("%s: %s=%s: %s, want %s", c.file, c.key, c.value, got, c.want)
@@ -111,8 +121,8 @@ func TestStages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, decode := s.Stages(labels)
-		return decode
+		_, takes := s.RoleOf(labels)
+		return takes
 	}
 	a := map[string]string{"a": "1"}
 	for _, c := range []struct {
@@ -235,6 +245,8 @@ func TestBadConfigurations(t *testing.T) {
 			"experimental"},
 		{v1 + "requestHandler: {propagatePriority: true}\n",
 			"writes no priority"},
+		{v1 + "plugins: [{type: metrics-data-source, parameters: {clientCertPath: /c}}]\n",
+			"give both or neither"},
 		{bomb,
 			"unknown key"},
 		{v1 + "plugins:\n- type: endpoint-attribute-weight-scorer\n  parameters:\n    weights:\n" + indent(bomb),
@@ -262,6 +274,43 @@ func TestBadConfigurations(t *testing.T) {
 
 // indent puts the text below a key.
 func indent(text string) string { return "      " + strings.ReplaceAll(text, "\n", "\n      ") }
+
+// TestSections: parts of a configuration beside its plugins have a row, too.
+func TestSections(t *testing.T) {
+	for _, c := range [][2]string{
+		{"dataLayer: {injectDefaults: false}",
+			"injectDefaults): maps to --refresh-metrics-interval=0s"},
+		{"dataLayer: {crossReplica: {syncerPluginRef: x}}",
+			"crossReplica): ignored"},
+		{"featureGates: [haPopulateNonLeaderDatastore=false]",
+			"haPopulateNonLeaderDatastore): ignored"},
+		{"plugins: [{type: core-metrics-extractor, parameters: {defaultEngine: trtllm-serve}}]",
+			"approximated --engine=trtllm"},
+		{"plugins: [{type: precise-prefix-cache-producer, parameters: {kvEventsConfig: {engineType: sglang}}}]",
+			"--engine=sglang"},
+		{"flowControl: {maxBytes: 1Gi}",
+			"flowControl: ignored"},
+		{"requestHandler: {parsers: [{pluginRef: openai-parser}]}",
+			"parsers): approximated"},
+		{"plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: p}]",
+			"nothing refers to it"},
+		{"plugins: [{type: outlen-bucket, parameters: {a: {b: 1}}}]",
+			"needs --allow-experimental-plugins"},
+	} {
+		read, err := read("apiVersion: llm-d.ai/v1\n"+c[0], nil, true)
+		if err != nil {
+			t.Errorf("%s: %v", c[0], err)
+			continue
+		}
+		var rows []Row
+		for _, row := range read.means(Settings{}).rows {
+			rows = append(rows, *row)
+		}
+		if got := Table(rows); !strings.Contains(got, c[1]) {
+			t.Errorf("%s: want %q in\n%s", c[0], c[1], got)
+		}
+	}
+}
 
 // TestTypes: each row has what its verdict needs, and what it means reads only parameters of its shape.
 func TestTypes(t *testing.T) {
@@ -296,8 +345,18 @@ func FuzzConfiguration(f *testing.F) {
 		f.Add(string(text))
 	}
 	f.Fuzz(func(_ *testing.T, text string) {
-		if s, err := Translate([]string{"--config-text=" + text}, serveFlags()); err == nil && s.Stages != nil {
-			s.Stages(map[string]string{"a": "b"})
+		if s, err := Translate([]string{"--config-text=" + text}, serveFlags()); err == nil && s.RoleOf != nil {
+			s.RoleOf(map[string]string{"a": "b"})
 		}
 	})
+}
+
+func TestQuantities(t *testing.T) {
+	for text, want := range map[string]int{"": 0, "20": 20, "4k": 4000, "2Gi": 2 << 30, "512Mi": 512 << 20, "1G": 1e9,
+		"1.5k": 1500, "500m": 1, "1e3": 1000, "-1": 0} {
+		v := (*value)(shapeOf(`"` + text + `"`))
+		if got := v.quantity(); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
 }

@@ -6,62 +6,45 @@ import (
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
+
+	"kvepp/pool"
 )
 
-const endpointsShape = "endpoints []{name text, namespace text, address text, port text, labels texts}"
+const endpointsShape = "{endpoints: [{name, namespace, address, port, labels: texts}]}"
 
-// entry is an endpoint in kvepp's endpoints file.
-type entry struct {
-	Name    string `yaml:"name"`
-	Address string `yaml:"address"`
-	Role    string `yaml:"role"`
-}
-
-// Endpoints translates a file of llm-d's file-discovery into kvepp's endpoints file. stages says what an endpoint with
-// these labels may do, as [Settings.Stages]; nil: llm-d.ai/role says it. skipped names the entries that cannot be used.
-// An error is about the whole file.
-func Endpoints(text []byte, stages func(map[string]string) (prefill, decode bool)) (file []byte, skipped []string,
-	err error) {
+// Endpoints translates a file of llm-d's file-discovery into kvepp's endpoints file. of is [Settings.RoleOf];
+// nil: the label llm-d.ai/role says it. skipped names the entries that cannot be used. An error is about the whole
+// file.
+func Endpoints(text []byte, of func(map[string]string) (pool.Role, bool)) (file []byte, skipped []string, err error) {
 	root, err := parse(string(text))
 	if err != nil || root == nil {
 		return []byte("endpoints: []\n"), nil, err
 	}
-	r := &reader{left: maxValues}
-	v, err := r.read(root, shapeOf(endpointsShape), "", 0)
+	v, err := (&reader{left: maxValues}).read(root, shapeOf(endpointsShape), "", 0)
 	if err != nil {
 		return nil, nil, err
 	}
-	if stages == nil {
-		stages = func(labels map[string]string) (bool, bool) {
-			prefill := Requirement{[]term{{key: roleLabel, values: prefillRoles}}}
-			decode := Requirement{[]term{{key: roleLabel, values: decodeRoles, absent: true}}}
-			return prefill.met(labels), decode.met(labels)
-		}
+	if of == nil {
+		of = roleOf(prefills(true), decodes(true))
 	}
+	type entry struct{ Name, Address, Role string } // of kvepp's file
 	all, names := []entry{}, map[string]bool{}
 	for _, item := range v.at("endpoints").list() {
 		name, address, labels := item.at("name").text(), item.at("address").text(), map[string]string{}
 		port, err := strconv.ParseUint(item.at("port").text(), 10, 16)
-		if at := item.at("labels"); at != nil {
-			for key, label := range at.keys {
-				labels[key] = label.text()
-			}
+		for key, label := range item.at("labels").keys() {
+			labels[key] = label.text()
 		}
-		prefill, decode := stages(labels)
+		role, takes := of(labels)
 		switch {
 		case name == "" || names[name]:
-			skipped = append(skipped, fmt.Sprintf("line %d: the name %q is empty or taken", item.node.Line, name))
+			skipped = append(skipped, fmt.Sprintf("line %d: the name %q is empty or taken", item.Line, name))
 		case net.ParseIP(address).To4() == nil || err != nil || port == 0:
-			skipped = append(skipped, fmt.Sprintf("line %d: %s: %s:%s is no IPv4 address and port", item.node.Line,
+			skipped = append(skipped, fmt.Sprintf("line %d: %s: %s:%s is no IPv4 address and port", item.Line,
 				name, address, item.at("port").text()))
-		case prefill || decode:
-			e := entry{name, net.JoinHostPort(address, item.at("port").text()), "aggregated"}
-			if !decode {
-				e.Role = "prefill"
-			} else if labels[roleLabel] == "decode" || !prefill && labels[roleLabel] != "" {
-				e.Role = "decode"
-			}
-			names[name], all = true, append(all, e)
+		case takes:
+			names[name] = true
+			all = append(all, entry{name, net.JoinHostPort(address, item.at("port").text()), string(role)})
 		}
 	}
 	file, err = yaml.Marshal(map[string][]entry{"endpoints": all})

@@ -17,6 +17,7 @@ func serveFlags() *pflag.FlagSet {
 		fs.String(name, "", "")
 	}
 	fs.Bool("secure-serving", true, "")
+	fs.Bool("router-kv-events", true, "")
 	return fs
 }
 
@@ -48,10 +49,12 @@ func TestArguments(t *testing.T) {
 		{"--total-queued-requests-metric a --kv-cache-usage-percentage-metric=b --total-running-requests-metric=",
 			"--engine-metrics=queued=a,usage=b", nil},
 		{"--metrics-cert-dir= --emit-endpoint-scores=false --disable-endpoint-subset-filter=false", "", nil},
-		{"--refresh-prometheus-metrics-interval 5s --lora-info-metric= --fairness-id-metric-label-limit=10", "",
-			[]string{"--refresh-prometheus", "--lora-info", "--fairness-id"}},
+		{"--refresh-prometheus-metrics-interval 5s --lora-info-metric=l --fairness-id-metric-label-limit=10",
+			"--engine-metrics=lora=l", []string{"--refresh-prometheus", "--fairness-id"}},
 		{"--model a=/a --model b=/b", "--model=a=/a --model=b=/b", nil}, // kvepp's own
 		{"--allow-experimental-plugins --feature-gates=flowControl=false", "", nil},
+		{"--pool-name p --zap-encoder json   --tracing=true --enable-cert-reload=true", // KServe's, with TLS
+			"--pool-name=p --log-format=json", []string{"--enable-cert-reload is ignored"}},
 	} {
 		s, err := Translate(strings.Split(c.args, " "), serveFlags())
 		if err != nil {
@@ -64,6 +67,13 @@ func TestArguments(t *testing.T) {
 		}
 		if !slices.EqualFunc(s.Notes, c.notes, strings.HasPrefix) {
 			t.Errorf("%s: notes %q, want %q", c.args, s.Notes, c.notes)
+		}
+	}
+	for args, events := range map[string]bool{"": false, "--router-kv-events": true,
+		"--router-kv-events=false": false} {
+		s, err := Translate(strings.Fields(args), serveFlags())
+		if err != nil || s.Events != events || !s.Others.Engines || !s.EstimateTokens {
+			t.Errorf("%s: %+v, %v", args, s, err)
 		}
 	}
 	s, err := Translate([]string{"--tracing=false", "--tls-cipher-suites",

@@ -13,14 +13,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
+	"kvepp/extproc"
 	"kvepp/internal/boundedfile"
 	"kvepp/internal/flags"
+	"kvepp/pool"
+	"kvepp/router/queue"
+	"kvepp/scoring"
+	"kvepp/serve/models"
 )
 
 // Verdict says how near kvepp comes to what a flag or a plugin does in llm-d's picker.
@@ -43,7 +46,8 @@ type Seat struct {
 
 	own     []string // arguments that follow from the configuration: the command line takes precedence
 	metrics []string // of --engine-metrics
-	config  struct{ file, text string }
+	file    string   // of --config-file
+	text    string   // of --config-text
 	gates   []string // of --feature-gates
 	alpha   bool     // --allow-experimental-plugins
 	strict  bool     // --config-strict
@@ -55,35 +59,28 @@ type Settings struct {
 	CipherSuites []uint16 // of TLS up to 1.2; nil: Go's
 	Compat       string   // --metrics-compat, see Twins
 
+	// Events follows KV events. The command line's --router-kv-events takes precedence over the configuration.
+	Events bool
 	// EstimateTokens takes 4 bytes of a prompt as a token where no token ids are known.
 	EstimateTokens bool
-	// AskEngines asks the pool's own engines for token ids. TokenizerURL, if it is not empty, is a server that knows
-	// those of every served model; it has TokenizerTimeout to answer, and knows the model as TokenizerModel (empty: by
-	// its own name).
-	AskEngines       bool
-	TokenizerURL     string
-	TokenizerModel   string
-	TokenizerTimeout time.Duration
+	// Others says who knows token ids, without Scheme and TLS, which are those of engines' metrics.
+	Others models.Others
 
-	// Stages says whether a Pod with these labels may prefill, and whether it may decode; with neither it is no
-	// endpoint. nil: as kvepp reads roles itself.
-	Stages func(labels map[string]string) (prefill, decode bool)
-	// NoPrefill uses no prefill worker. Else Disaggregate says which prompts have one: those of at least Prompt tokens
-	// with at least NonCached tokens that the decode worker does not hold. 0: each prompt.
-	NoPrefill    bool
-	Disaggregate struct{ Prompt, NonCached int }
-	// PrimaryPort sends requests to this port of the chosen endpoint's host, which forwards them to the endpoint. 0:
-	// requests go to the endpoint.
-	PrimaryPort int
+	// EngineCA, EngineCertificate and EngineKey are PEM files for https connections to the engines: authorities, and
+	// what kvepp shows. Empty: the system's, and nothing.
+	EngineCA, EngineCertificate, EngineKey string
 
-	// SessionHeaders name a request's session, beside those that kvepp knows.
-	SessionHeaders []string
-	// SessionTokenHeader names the endpoint of a response, and requests with it return there. Empty: none. If
-	// SessionTokenSoft is set they go elsewhere while that endpoint is overloaded.
-	SessionTokenHeader string
-	SessionTokenSoft   bool
+	// RoleOf returns the role of a Pod with these labels, and whether it is an endpoint. nil: as kvepp reads roles
+	// itself.
+	RoleOf func(labels map[string]string) (pool.Role, bool)
+	// NoPrefill uses no prefill worker. Else Disaggregation says which prompts have one.
+	NoPrefill      bool
+	Disaggregation scoring.Disaggregation
 
-	EndpointScores bool // --emit-endpoint-scores
+	Conventions extproc.Conventions
+
+	// Bands are those of flowControl. nil: it is off.
+	Bands *queue.Bands
 
 	// EndpointsFile is the file of --endpoints, in llm-d's format. Empty: it has kvepp's, or there is none.
 	EndpointsFile string
@@ -97,34 +94,37 @@ const Command = "kvepp in the place of llm-d's picker"
 //
 // Errors: flags.ErrHelpAll or pflag.ErrHelp if help is asked for; else what cannot be followed, and why.
 func Translate(args []string, serve *pflag.FlagSet) (*Seat, error) {
-	var all []given
-	fs := flags.New(Command)
-	for i := range Flags {
-		f := &Flags[i]
-		flag := fs.VarPF(occurrence{f.Name, &all}, f.Name, f.short, f.Says)
-		if f.kind == boolean {
-			flag.NoOptDefVal = "true"
+	type occurrence struct{ name, value string }
+	var all []occurrence
+	fs, of := flags.New(Command), map[string]*Flag{}
+	declare := func(name, noValue string) {
+		if fs.Lookup(name) != nil {
+			return
 		}
+		short := name
+		if len(name) > 1 {
+			short = ""
+		}
+		fs.FuncP(name, short, "", func(value string) error { all = append(all, occurrence{name, value}); return nil })
+		fs.Lookup(name).NoOptDefVal = noValue
 	}
-	serve.VisitAll(func(own *pflag.Flag) {
-		if fs.Lookup(own.Name) == nil {
-			flag := fs.VarPF(occurrence{own.Name, &all}, own.Name, "", "")
-			flag.NoOptDefVal = own.NoOptDefVal
-		}
-	})
+	for i := range Flags {
+		of[Flags[i].Name] = &Flags[i]
+		declare(Flags[i].Name, map[bool]string{true: "true"}[Flags[i].kind == "bool"])
+	}
+	serve.VisitAll(func(own *pflag.Flag) { declare(own.Name, own.NoOptDefVal) })
 	if err := flags.ParseArgs(fs, args, func(string) error { return nil }); err != nil {
 		return nil, err
 	}
-	s := &Seat{Settings: Settings{Compat: compatLLMD}}
-	for i, g := range all {
-		switch f := flagNamed(g.name); {
-		case f == nil:
-			s.Args = append(s.Args, "--"+g.name+"="+g.value)
-		case slices.ContainsFunc(all[i+1:], func(later given) bool { return later.name == g.name }):
-			// the last one counts
-		default:
-			if err := f.follow(s, g.value); err != nil {
-				return nil, fmt.Errorf("--%s %q: %w", g.name, g.value, err)
+	s := &Seat{Settings: Settings{Compat: compatLLMD,
+		Conventions: extproc.Conventions{ModelHeaders: modelHeaders, PickerHeaders: pickerHeaders}}}
+	for i, o := range all {
+		isLast := !slices.ContainsFunc(all[i+1:], func(later occurrence) bool { return later.name == o.name })
+		if f := of[o.name]; f == nil {
+			s.Args = append(s.Args, "--"+o.name+"="+o.value)
+		} else if isLast {
+			if err := s.obey(f, o.value); err != nil {
+				return nil, fmt.Errorf("--%s %q: %w", o.name, o.value, err)
 			}
 		}
 	}
@@ -140,16 +140,13 @@ func Translate(args []string, serve *pflag.FlagSet) (*Seat, error) {
 		s.own = append(s.own, "--engine-metrics="+strings.Join(s.metrics, ","))
 	}
 	s.Args = slices.Concat(s.own, s.Args)
-	if i := slices.IndexFunc(s.Args, isPlaintext); i >= 0 {
+	if slices.ContainsFunc(s.Args, func(arg string) bool {
+		value, found := strings.CutPrefix(arg, "--secure-serving=")
+		return found && !isTrue(value)
+	}) {
 		s.drop("--secure-serving=false: no TLS", "cert-path", "tls-min-version")
 	}
 	return s, nil
-}
-
-func isPlaintext(arg string) bool {
-	value, found := strings.CutPrefix(arg, "--secure-serving=")
-	yes, err := strconv.ParseBool(value)
-	return found && err == nil && !yes
 }
 
 // drop removes arguments that llm-d's picker ignores, and notes why.
@@ -166,13 +163,13 @@ func (s *Seat) drop(why string, names ...string) {
 
 // readConfig follows the configuration that the flags name.
 func (s *Seat) readConfig() error {
-	if s.config.file != "" && s.config.text != "" {
+	text, flag := s.text, "--config-text"
+	switch {
+	case s.file != "" && s.text != "":
 		return errors.New("--config-file and --config-text: give one of the two")
-	}
-	text, flag := s.config.text, "--config-text"
-	if s.config.file != "" {
-		flag = "--config-file " + s.config.file
-		raw, err := boundedfile.Read(s.config.file, maxConfigBytes)
+	case s.file != "":
+		flag = "--config-file " + s.file
+		raw, err := boundedfile.Read(s.file, maxConfigBytes)
 		if err != nil {
 			return fmt.Errorf("--config-file: %w", err)
 		}
@@ -182,13 +179,18 @@ func (s *Seat) readConfig() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
+	s.Events = slices.Contains(s.Args, "--router-kv-events=true")
 	t := c.means(s.Settings)
+	var errs []error
 	for _, row := range t.rows {
 		s.Rows = append(s.Rows, *row)
 		s.own = append(s.own, row.Settings...)
+		if row.Verdict == Refused || s.strict && row.Verdict != Maps {
+			errs = append(errs, errors.New(strings.TrimSuffix(Table([]Row{*row}), "\n")))
+		}
 	}
-	if err := refusals(s.Rows, s.strict); err != nil {
-		return fmt.Errorf("%s: %w", flag, err)
+	if len(errs) > 0 {
+		return fmt.Errorf("%s: %w", flag, errors.Join(errs...))
 	}
 	s.Settings, s.Notes = t.settings, append(s.Notes, c.notes...)
 	if s.EndpointsFile != "" {
@@ -199,22 +201,10 @@ func (s *Seat) readConfig() error {
 	return nil
 }
 
-// refusals returns an error that names each refused part; with strict, also those that are approximated or ignored.
-func refusals(rows []Row, strict bool) error {
-	var errs []error
-	for _, row := range rows {
-		if row.Verdict == Refused || strict && row.Verdict != Maps {
-			errs = append(errs, errors.New(strings.TrimSuffix(Table([]Row{row}), "\n")))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // Explain returns what the parts of a configuration file mean here, and an error if llm-d's picker would refuse the
 // file or kvepp does.
 func Explain(file string) ([]Row, error) {
-	s := &Seat{alpha: true}
-	s.config.file = file
+	s := &Seat{alpha: true, file: file}
 	err := s.readConfig()
 	return s.Rows, err
 }
@@ -223,18 +213,13 @@ func (s *Seat) note(format string, args ...any) {
 	s.Notes = append(s.Notes, fmt.Sprintf(format, args...))
 }
 
-// set adds an argument of kvepp serve.
-func (s *Seat) set(flag, value string) { s.Args = append(s.Args, "--"+flag+"="+value) }
-
-// given is one occurrence of a flag.
-type given struct{ name, value string }
-
-// occurrence collects the occurrences of a flag, in the order of the command line.
-type occurrence struct {
-	name string
-	to   *[]given
-}
-
-func (o occurrence) Set(value string) error { *o.to = append(*o.to, given{o.name, value}); return nil }
-func (occurrence) String() string           { return "" }
-func (occurrence) Type() string             { return "string" }
+// modelHeaders are those with which a client replaces its request's model; the first has precedence. pickerHeaders are
+// the others that are for the picker alone.
+//
+// Source: llm-d-router v0.11, pkg/epp/metadata.
+var (
+	modelHeaders  = []string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
+	pickerHeaders = []string{"x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id",
+		"x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-video-fps",
+		"x-llm-d-video-duration-seconds", "x-llm-d-video-resolution"}
+)

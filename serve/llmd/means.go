@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kvepp/router"
+	"kvepp/serve/models"
 )
 
 // Row is what a part of a configuration means here.
@@ -17,6 +18,24 @@ type Row struct {
 	Verdict    Verdict
 	Settings   []string // arguments of kvepp serve
 	Says       string
+
+	of *plugin // nil: it is about another part
+}
+
+// at returns a parameter of the row's plugin.
+func (r *Row) at(path string) *value { return r.of.parameters.at(path) }
+
+// Table returns the rows as lines of text.
+func Table(rows []Row) (out string) {
+	for _, r := range rows {
+		name := r.Name
+		if r.Type != "" && r.Type != r.Name {
+			name += " (" + r.Type + ")"
+		}
+		means := append([]string{string(r.Verdict)}, r.Settings...)
+		out += name + ": " + strings.Join(means, " ") + ": " + r.Says + "\n"
+	}
+	return out
 }
 
 // translation is a configuration on its way to a Seat.
@@ -24,48 +43,35 @@ type translation struct {
 	*config
 	rows     []*Row
 	settings Settings
-	prefix   prefixKind
-	engines  bool // that publish KV events at their own sockets
-	tokens   bool // exact token ids are wanted
+	split    *Row // of the handler of prefill and decode
+	prefixes bool // cached prefixes count
+	engines  bool // and engines publish KV events at their own sockets
 	random   bool // endpoints are chosen at random
-	limits   map[*plugin]Requirement
-	split    *plugin // the handler of prefill and decode
 }
-
-// prefixKind says by what the configuration knows cached prefixes.
-type prefixKind int
-
-const (
-	noPrefix prefixKind = iota
-	assumed
-	announced
-)
 
 // means translates a configuration. settings are those of the command line.
 func (c *config) means(settings Settings) *translation {
-	t := &translation{config: c, settings: settings, limits: map[*plugin]Requirement{}}
-	if c.gates["flowControl"] {
-		t.add("featureGates", "flowControl", Refused, "kvepp has no bands, fairness and eviction of llm-d's; its own "+
-			"queue: docs/overload-and-queue.md. Remove the gate")
-	}
+	t := &translation{config: c, settings: settings}
 	for _, p := range c.plugins {
 		row := t.add(p.name, p.kind, p.Verdict, p.Says)
-		switch {
-		case !p.used && !p.may("producer") &&
-			(p.may("filter") || p.may("scorer") || p.may("picker") || p.may("decider")):
+		switch row.of = p; {
+		case !p.used && !p.may("producer") && (p.chooses() || p.may("decider")):
 			if row.Verdict = Ignored; !p.may("detector") {
 				row.Says = "nothing refers to it"
 			}
 		case p.means != nil:
-			p.means(t, p, row)
+			p.means(t, row)
 		}
-		if p.weight != "" && row.Verdict != Refused {
-			row.Says += "; weight " + p.weight + " has no counterpart"
+		if p.alpha && row.Verdict != Refused {
+			row.Says += "; needs --allow-experimental-plugins"
 		}
+	}
+	if c.gates["flowControl"] {
+		t.flowControl()
 	}
 	t.sections()
 	t.stages()
-	t.prefixes()
+	t.tokens()
 	return t
 }
 
@@ -77,6 +83,13 @@ func (t *translation) add(name, kind string, verdict Verdict, says string) *Row 
 
 // set adds arguments of kvepp serve.
 func (r *Row) set(arguments ...string) { r.Settings = append(r.Settings, arguments...) }
+
+// copy sets a flag to a parameter, if that is given.
+func (r *Row) copy(parameter, flag string) {
+	if v := r.at(parameter); v != nil {
+		r.set(flag + "=" + v.text())
+	}
+}
 
 // approximate adds a difference to a row.
 func (r *Row) approximate(format string, args ...any) {
@@ -92,134 +105,111 @@ func (r *Row) refuse(format string, args ...any) {
 
 // sections adds rows for the parts of the document beside plugins and profiles.
 func (t *translation) sections() {
-	d := t.document
-	if d.at("flowControl") != nil && !t.gates["flowControl"] {
+	if t.at("flowControl") != nil && !t.gates["flowControl"] {
 		t.add("flowControl", "", Ignored, sayGateOff)
 	}
-	if d.at("requestHandler.propagatePriority").is(false) {
+	if on, given := t.gates["haPopulateNonLeaderDatastore"]; given && !on {
+		t.add("featureGates", "haPopulateNonLeaderDatastore", Ignored, "each replica always knows the endpoints")
+	}
+	scrapes := func(p *plugin) bool { return p.kind == "metrics-data-source" }
+	if !t.at("dataLayer.injectDefaults").yes(true) && !slices.ContainsFunc(t.plugins, scrapes) {
+		t.add("dataLayer", "injectDefaults", Maps, "no metrics of engines").set("--refresh-metrics-interval=0s")
+	}
+	if t.at("requestHandler.propagatePriority").yes(false) {
 		t.add("requestHandler", "propagatePriority", Refused, "kvepp writes no priority into bodies")
 	}
-	parsers := d.at("requestHandler.parsers").list()
-	if len(parsers) > 0 && !slices.ContainsFunc(parsers, func(v *value) bool {
-		p := t.named(v.at("pluginRef").text())
-		return v.at("pluginRef").text() == "passthrough-parser" || p != nil && p.kind == "passthrough-parser"
-	}) {
+	parsers := t.at("requestHandler.parsers").list()
+	passes := func(v *value) bool { return t.kindOf(v, "pluginRef") == "passthrough-parser" }
+	if len(parsers) > 0 && !slices.ContainsFunc(parsers, passes) {
 		t.add("requestHandler", "parsers", Approximated,
 			"kvepp routes paths that no parser knows by load; llm-d answers 400")
 	}
-	for _, key := range []string{"dataLayer.crossReplica.syncerPluginRef", "dataLayer.crossReplicaSyncerPluginRef"} {
-		if d.at(key).text() != "" {
-			t.add("dataLayer", "crossReplica", Ignored, "kvepp's replicas share what runs by --replica-service")
-		}
+	if cmp.Or(t.at("dataLayer.crossReplica.syncerPluginRef"), t.at("dataLayer.crossReplicaSyncerPluginRef")) != nil {
+		t.add("dataLayer", "crossReplica", Ignored, "kvepp's replicas share what runs by --replica-service")
 	}
 }
 
-// prefixes says how kvepp knows cached prefixes, and which token ids it needs for that.
-func (t *translation) prefixes() {
+// tokens says how kvepp knows cached prefixes, and who knows token ids.
+func (t *translation) tokens() {
 	if t.random {
 		return
 	}
-	row := t.add("prefixes", "", Maps, "")
-	switch {
-	case t.prefix == announced && t.engines:
-		row.set("--router-kv-events=true")
-		row.Says = "KV events of the engines"
-	case t.prefix != noPrefix:
-		row.set("--router-kv-events=false", "--router-approximate-cache-policy=lru",
-			"--kv-cache-block-size="+strconv.Itoa(estimatedBlock))
-		row.Says = "a worker holds what it was sent"
-	default:
-		row.set("--router-kv-events=false")
-		row.Says = "no plugin looks at prefixes: by load alone"
+	row := t.add("prefixes", "", Maps, "no plugin looks at prefixes: by load alone")
+	t.settings.Events = t.settings.Events || t.engines
+	row.set("--router-kv-events=" + strconv.FormatBool(t.settings.Events))
+	if t.settings.EstimateTokens = t.settings.Events || t.prefixes; !t.settings.EstimateTokens {
 		return
 	}
-	t.settings.EstimateTokens = true
-	if t.settings.AskEngines = t.tokens; t.settings.TokenizerURL != "" {
-		row.Says += "; token ids from " + t.settings.TokenizerURL
-	} else if t.tokens {
-		row.Says += "; token ids from the engines"
+	row.Says = "KV events of the engines"
+	if !t.settings.Events {
+		row.set("--router-approximate-cache-policy=lru", "--kv-cache-block-size=64") // llm-d's least block, in tokens
+		row.Says = "a worker holds what it was sent; --router-kv-events follows the engines' KV events instead"
 	}
-	row.Says += "; else 4 bytes count as a token"
+	others := &t.settings.Others
+	others.Engines = others.URL == ""
+	row.Says += "; token ids from " + cmp.Or(others.URL, "the engines") + "; else 4 bytes count as a token"
 }
 
-// estimatedBlock is llm-d's least block of approximate prefixes, in tokens.
-const estimatedBlock = 64
-
-func readsPrefix(t *translation, p *plugin, row *Row) {
-	t.prefix = max(t.prefix, assumed)
-	if p.kind == "approx-prefix-cache-producer" && t.prefix == announced {
+func readsPrefix(t *translation, row *Row) {
+	t.prefixes = true
+	if row.Type == "approx-prefix-cache-producer" && t.engines {
 		row.Says = "another producer knows prefixes better"
 	}
 }
 
 // followEvents follows a producer that reads KV events.
-func followEvents(t *translation, p *plugin, row *Row) {
-	t.prefix, t.tokens = announced, true
-	at := p.parameters.at
-	events := func(key string) *value { return at("kvEventsConfig." + key) }
-	if at("indexerConfig.kvBlockIndexConfig.redisConfig") != nil {
+func followEvents(t *translation, row *Row) {
+	t.prefixes = true
+	if row.at("indexerConfig.kvBlockIndexConfig.redisConfig") != nil {
 		row.refuse("redisConfig: kvepp keeps its index in memory, one in each replica")
 		return
 	}
-	if t.engines = events("discoverPods").is(true); !t.engines {
+	events := row.at("kvEventsConfig").at
+	if t.engines = events("discoverPods").yes(true); !t.engines {
 		row.approximate("kvepp binds no socket for engines' events (%q): it assumes that a worker holds what it was "+
 			"sent", events("zmqEndpoint").text())
 		return
 	}
-	for key, flag := range map[string]string{"socketPort": "--kv-events-port", "replaySocketPort": "--kv-replay-port"} {
-		if port := events("podDiscoveryConfig." + key); port != nil {
-			row.set(flag + "=" + port.text())
-		}
+	row.copy("kvEventsConfig.podDiscoveryConfig.socketPort", "--kv-events-port")
+	row.copy("kvEventsConfig.podDiscoveryConfig.replaySocketPort", "--kv-replay-port")
+	row.setEngine(events("engineType").text())
+	if row.at("speculativeIndexing").yes(false) {
+		ttl := row.at("speculativeTTL").time(2 * time.Second).Seconds()
+		row.set("--router-predicted-ttl-secs=" + strconv.FormatFloat(ttl, 'f', -1, 64))
 	}
-	slices.Sort(row.Settings)
-	if at("speculativeIndexing").is(false) {
-		ttl, err := time.ParseDuration(at("speculativeTTL").text())
-		if err != nil || ttl <= 0 {
-			ttl = 2 * time.Second
-		}
-		row.set("--router-predicted-ttl-secs=" + strconv.FormatFloat(ttl.Seconds(), 'f', -1, 64))
-	}
-	if at("tokenProcessorConfig") != nil {
+	if row.at("tokenProcessorConfig") != nil {
 		row.Says += "; block size and hash seed come from the events"
 	}
-	if at("indexerConfig") != nil {
+	if row.at("indexerConfig") != nil {
 		row.approximate("--index-max-bytes bounds the index; blocks in host memory and on disk count for " +
 			"--router-host-cache-hit-weight and --router-disk-cache-hit-weight")
 	}
 }
 
 // askForTokens follows a producer of token ids.
-func askForTokens(t *translation, p *plugin, row *Row) {
-	at := p.parameters.at
-	switch {
-	case at("vllm.endpointDiscovery") != nil:
-		t.tokens = true
-		row.Says = "token ids from the pool's own engines"
-	case at("vllm") != nil:
-		t.tokens = true
-		t.settings.TokenizerURL = cmp.Or(at("vllm.url").text(), "http://localhost:8000")
-		t.settings.TokenizerTimeout = 5 * time.Second
-		if d, err := time.ParseDuration(at("vllm.timeout").text()); err == nil && d > 0 {
-			t.settings.TokenizerTimeout = d
+func askForTokens(t *translation, row *Row) {
+	row.Says = "token ids from the pool's own engines"
+	if row.at("vllm") != nil && row.at("vllm.endpointDiscovery") == nil {
+		to := models.Others{URL: cmp.Or(row.at("vllm.url").text(), "http://localhost:8000"),
+			Timeout: row.at("vllm.timeout").time(5 * time.Second), Model: row.at("modelName").text()}
+		t.settings.Others = to
+		row.Says = "token ids from " + to.URL + " for every served model"
+		if to.Timeout > router.DefaultPickTimeout {
+			row.set("--pick-timeout=" + to.Timeout.String())
 		}
-		t.settings.TokenizerModel = at("modelName").text()
-		row.Says = "token ids from " + t.settings.TokenizerURL + " for every served model"
-		if d := t.settings.TokenizerTimeout; d > router.DefaultPickTimeout {
-			row.set("--pick-timeout=" + d.String())
-		}
-	case at("udsTokenizerConfig") != nil:
-		row.Verdict, row.Says = Approximated, "kvepp asks no tokenizer over a Unix socket: 4 bytes count as a token"
-	default:
-		row.Verdict, row.Says = Approximated, "4 bytes count as a token"
+	}
+	if row.at("udsTokenizerConfig") != nil {
+		row.approximate("kvepp asks no tokenizer over a Unix socket")
 	}
 }
 
-func pick(arguments ...string) func(*translation, *plugin, *Row) {
-	return func(t *translation, p *plugin, row *Row) {
+func pick(arguments ...string) func(*translation, *Row) {
+	return func(t *translation, row *Row) {
 		row.set(arguments...)
-		t.random = t.random || p.kind == "random-picker"
-		if n := p.parameters.at("maxNumOfEndpoints").number(1); n > 1 {
+		t.random = t.random || row.Type == "random-picker"
+		if n := row.at("maxNumOfEndpoints").number(1); n > 1 {
 			row.set("--fallback-endpoints=" + strconv.Itoa(min(n-1, router.MaxFallbacks)))
+			row.Says += "; further ones for a proxy that shows that it takes several"
 			if n-1 > router.MaxFallbacks {
 				row.approximate("at most %d further endpoints", router.MaxFallbacks)
 			}
@@ -228,73 +218,68 @@ func pick(arguments ...string) func(*translation, *plugin, *Row) {
 }
 
 // keepSessions follows a plugin of session affinity.
-func keepSessions(mode string) func(*translation, *plugin, *Row) {
-	return func(t *translation, p *plugin, row *Row) {
-		at := p.parameters.at
-		if at("strategy").text() != "session_id" {
-			header := cmp.Or(at("encodedEndpointHeaderConfig.header").text(), at("headerName").text(),
+func keepSessions(mode string) func(*translation, *Row) {
+	return func(t *translation, row *Row) {
+		to := &t.settings.Conventions
+		if row.at("strategy").text() != "session_id" {
+			header := cmp.Or(row.at("encodedEndpointHeaderConfig.header").text(), row.at("headerName").text(),
 				"x-session-token")
-			t.settings.SessionTokenHeader = strings.ToLower(header)
-			t.settings.SessionTokenSoft = mode == "soft"
+			to.TokenHeader, to.TokenSoft = strings.ToLower(header), mode == "soft"
 			row.Says = "responses name their endpoint in " + header + ", and requests return there"
 			return
 		}
-		ttl := at("sessionIdConfig.evictionTtlSeconds").number(300)
+		ttl := row.at("sessionIdConfig.evictionTtlSeconds").number(300)
 		row.set("--router-session-affinity-ttl-secs="+strconv.Itoa(ttl), "--router-session-affinity-mode="+mode)
-		headers := []string{}
-		for _, source := range at("sessionIdConfig.sources").list() {
+		known := len(to.SessionHeaders)
+		for _, source := range row.at("sessionIdConfig.sources").list() {
 			if header := source.at("header").text(); header != "" {
-				headers = append(headers, strings.ToLower(header))
+				to.SessionHeaders = append(to.SessionHeaders, strings.ToLower(header))
 			}
 		}
-		if len(headers) == 0 {
-			headers = []string{"x-session-id"}
+		if len(to.SessionHeaders) == known {
+			to.SessionHeaders = append(to.SessionHeaders, "x-session-id")
 		}
-		t.settings.SessionHeaders = append(t.settings.SessionHeaders, headers...)
 	}
 }
 
-func nameSessions(t *translation, p *plugin, row *Row) {
-	if header := p.parameters.at("headerName").text(); header != "" {
-		t.settings.SessionHeaders = append(t.settings.SessionHeaders, strings.ToLower(header))
+func nameSessions(t *translation, row *Row) {
+	header := strings.ToLower(row.at("headerName").text())
+	if header == "" {
+		row.Verdict, row.Says = Approximated, "kvepp reads no cookies: their sessions have no affinity"
 		return
 	}
-	row.Verdict, row.Says = Approximated, "kvepp reads no cookies: their sessions have no affinity"
+	t.settings.Conventions.SessionHeaders = append(t.settings.Conventions.SessionHeaders, header)
 }
 
 // scrape follows the source of engines' metrics.
-func scrape(t *translation, p *plugin, row *Row) {
-	for key, flag := range map[string]string{"scheme": "scheme", "path": "path", "port": "port",
-		"insecureSkipVerify": "https-insecure-skip-verify"} {
-		if v := p.parameters.at(key); v != nil {
-			row.set("--model-server-metrics-" + flag + "=" + v.text())
-		}
+func scrape(t *translation, row *Row) {
+	row.copy("insecureSkipVerify", "--model-server-metrics-https-insecure-skip-verify")
+	for _, name := range []string{"path", "port", "scheme"} {
+		row.copy(name, "--model-server-metrics-"+name)
 	}
-	slices.Sort(row.Settings)
-	if v := p.parameters.at("interval"); v != nil {
-		row.set("--refresh-metrics-interval=" + v.text())
+	row.copy("interval", "--refresh-metrics-interval")
+	to := &t.settings
+	to.EngineCA, to.EngineCertificate = row.at("caCertPath").text(), row.at("clientCertPath").text()
+	to.EngineKey = row.at("clientKeyPath").text()
+	if (to.EngineCertificate == "") != (to.EngineKey == "") {
+		row.refuse("clientCertPath and clientKeyPath: give both or neither")
 	}
-	for _, key := range []string{"clientCertPath", "clientKeyPath"} {
-		if p.parameters.at(key).text() != "" {
-			row.refuse("%s: kvepp shows engines no certificate", key)
-		}
-	}
-	if p.parameters.at("caCertPath").text() != "" && row.Verdict != Refused {
-		row.approximate("caCertPath: kvepp trusts the system's authorities (SSL_CERT_FILE)")
+}
+
+// setEngine names the engine whose rules turn requests into token ids, unless kvepp takes it without that or has none.
+func (r *Row) setEngine(llmd string) {
+	if engine := map[string]string{"sglang": "sglang", "trtllm-serve": "trtllm"}[llmd]; engine != "" {
+		r.set("--engine=" + engine)
 	}
 }
 
 // nameMetrics follows the extractor of engines' metrics.
-func nameMetrics(t *translation, p *plugin, row *Row) {
-	engine := cmp.Or(p.parameters.at("defaultEngine").text(), "vllm")
-	var named []string
-	for _, v := range p.parameters.at("engineConfigs").list() {
-		if v.at("name").text() != engine {
-			continue
-		}
+func nameMetrics(_ *translation, row *Row) {
+	engine, named := cmp.Or(row.at("defaultEngine").text(), "vllm"), []string{}
+	for _, v := range row.at("engineConfigs").list() {
 		for _, metric := range [][2]string{{"queuedRequestsSpec", "queued"}, {"runningRequestsSpec", "running"},
-			{"kvUsageSpec", "usage"}} {
-			if spec := v.at(metric[0]).text(); spec != "" {
+			{"kvUsageSpec", "usage"}, {"loraSpec", "lora"}} {
+			if spec := v.at(metric[0]).text(); v.at("name").text() == engine && spec != "" {
 				named = append(named, metric[1]+"="+spec)
 			}
 		}
@@ -302,42 +287,50 @@ func nameMetrics(t *translation, p *plugin, row *Row) {
 	if len(named) > 0 {
 		row.set("--engine-metrics=" + strings.Join(named, ","))
 	}
+	row.setEngine(engine)
 }
 
-// detect follows a saturation detector. Flow control is off if this is reached without a refusal.
-func detect(t *translation, p *plugin, row *Row) {
-	for _, f := range t.profiles {
-		if !slices.Contains(f.plugins, p) {
-			continue
-		}
-		if p.kind == "concurrency-detector" {
-			row.refuse("as a filter: %s", sayHard)
-			return
-		}
+// detect follows a saturation detector.
+func detect(t *translation, row *Row) {
+	isFilter := false
+	for _, plugins := range t.profiles {
+		isFilter = isFilter || slices.Contains(plugins, row.of)
+	}
+	switch name := row.Name; {
+	case isFilter && row.Type == "concurrency-detector":
+		row.refuse("as a filter: %s", sayHard)
+	case isFilter:
 		row.Verdict = Approximated
 		row.Says = "as a filter: --active-decode-blocks-threshold and similar flags leave out busy endpoints"
-		return
-	}
-	if t.document.at("flowControl.saturationDetector.pluginRef").text() == p.name ||
-		t.document.at("saturationDetector.pluginRef").text() == p.name {
+	case t.gates["flowControl"]:
+	case t.at("flowControl.saturationDetector.pluginRef").text() == name,
+		t.at("saturationDetector.pluginRef").text() == name:
 		row.Verdict = Approximated
 		row.Says = "kvepp refuses requests of negative priority only while requests wait (--router-queue-threshold)"
 	}
 }
 
-func discoverInFile(t *translation, p *plugin, row *Row) {
-	path := p.parameters.at("path").text()
-	if path == "" {
+func discoverInFile(t *translation, row *Row) {
+	t.settings.EndpointsFile = row.at("path").text()
+	if row.copy("path", "--endpoints"); t.settings.EndpointsFile == "" {
 		row.refuse("path: must name a file")
-		return
-	}
-	row.set("--endpoints=" + path)
-	t.settings.EndpointsFile = path
-	if !p.parameters.at("watchFile").is(false) {
+	} else if !row.at("watchFile").yes(false) {
 		row.approximate("kvepp reads the file again when it changes, also without watchFile")
 	}
 }
 
-func sendToPrimary(t *translation, p *plugin, _ *Row) {
-	t.settings.PrimaryPort = p.parameters.at("primaryPort").number(8000)
+func sendToPrimary(t *translation, row *Row) {
+	t.settings.Conventions.PrimaryPort = row.at("primaryPort").number(8000)
+}
+
+func preferLength(_ *translation, row *Row) {
+	if row.at("enableFiltering").yes(false) {
+		row.refuse("enableFiltering: %s", sayHard)
+	}
+}
+
+func bookOutput(_ *translation, row *Row) {
+	if row.at("addEstimatedOutputTokens").yes(false) {
+		row.set("--router-track-output-blocks=true")
+	}
 }

@@ -1,6 +1,13 @@
 package llmd
 
-import "kvepp/internal/metrics"
+import (
+	"cmp"
+	_ "embed" // of twins
+	"slices"
+	"strings"
+
+	"kvepp/internal/metrics"
+)
 
 // The values of --metrics-compat.
 const (
@@ -9,107 +16,68 @@ const (
 	compatAll  = "all"   // and the older ones that llm-d still exports
 )
 
-// Labels of llm-d that kvepp does not tell apart.
-const (
-	oneFlow     = `fairness_id="default-flow"`
-	onePriority = `priority="0"`
-)
-
-// Twins returns the metrics that repeat kvepp's under the names of llm-d's picker: those that its dashboards, alerts
-// and autoscalers read. pool is the name of the InferencePool.
+// twins are the metrics that kvepp repeats; the head of the file says how to read it.
 //
-// Source: llm-d-router v0.11, docs/metrics.md.
-func Twins(compat, pool string) []metrics.Twin {
-	if compat == compatNone {
+//go:embed metrics_table.txt
+var twins string
+
+// Twins returns the metrics that repeat kvepp's under the names of llm-d's picker. pool is the name of the
+// InferencePool.
+func (s *Seat) Twins(pool string) (all []metrics.Twin) {
+	if s.Compat == compatNone {
 		return nil
 	}
-	const epp, old, scheduler = "llm_d_epp_", "inference_extension_", "llm_d_inference_scheduler_"
-	const objective, ofPool = "inference_objective_", "inference_pool_"
-	model := []string{"model_name=model_name", "target_model_name=target_model_name"}
-	flow := append([]string{oneFlow, onePriority}, model...)
-	of := func(name, source string, labels ...string) metrics.Twin {
-		return metrics.Twin{Name: epp + name, Of: source, Labels: labels}
+	prefixes := "approx-prefix-cache-producer"
+	if s.Events {
+		prefixes = "precise-prefix-cache-producer"
 	}
-	inPool := `inference_pool="` + pool + `"`
-	queued := metrics.Twin{Name: epp + "flow_control_queue_size",
-		Of:     "dynamo_frontend_router_queue_pending_requests",
-		Zero:   objective + "running_requests",
-		Labels: []string{oneFlow, onePriority, inPool, "model_name=model", "target_model_name=model"}}
-	saturation := metrics.Twin{Name: epp + "flow_control_pool_saturation", Labels: []string{inPool}, Value: saturation}
-	plugin := func(name, kind, phase string) metrics.Twin {
-		return metrics.Twin{Name: name + "plugin_duration_seconds", Of: "kvepp_phase_seconds", Only: "phase=" + phase,
-			Labels: []string{`extension_point="DataProducer"`, `plugin_type="` + kind + `"`,
-				`plugin_name="` + kind + `"`}}
+	by := func(plugin string) string { return `plugin_type="` + plugin + `" plugin_name="` + plugin + `"` }
+	const epp, old = "llm_d_epp_", "inference_extension_"
+	in := `inference_pool="` + pool + `"`
+	words := strings.NewReplacer("POOL_", "inference_pool_", "OBJ_", "inference_objective_", "OLD_", old,
+		"SCHED_", "llm_d_inference_scheduler_", "DYN_", "dynamo_frontend_router_queue_", "PHASE", "kvepp_phase_seconds",
+		"EVENTS", "kvepp_events_total", "IN", in, "MODEL", "model_name target_model_name",
+		"FLOW", `fairness_id="default-flow" priority="0"`, "BY_TOKENS", by("token-producer"),
+		"BY_PREFIX", by(prefixes), "BY_STAGE", by("disagg-profile-handler"))
+	_, table, _ := strings.Cut(twins, "\n\n")
+	for line := range strings.Lines(words.Replace(table)) {
+		fields := strings.Fields(line)
+		twin, names := metrics.Twin{Of: fields[1]}, []string{epp + fields[0]}
+		for _, word := range fields[2:] {
+			switch kind, rest := word[0], word[1:]; {
+			case kind == '?':
+				twin.Only = append(twin.Only, rest)
+			case kind == '+' && strings.HasSuffix(rest, "_"):
+				names = append(names, rest+fields[0])
+			case kind == '+':
+				names = append(names, rest)
+			case word == "!blocks":
+				twin.Scale = 1.0 / 16 // llm-d's default size of a block
+			case kind == '!':
+				twin.Count, twin.Zero = rest == "count", rest == "zero"
+			case strings.Contains(word, "="):
+				twin.Labels = append(twin.Labels, word)
+			default:
+				twin.Labels = append(twin.Labels, word+"="+word)
+			}
+		}
+		for _, twin.Name = range names {
+			all = append(all, twin)
+		}
 	}
-	split := func(prefix, role, decision string) metrics.Twin {
-		return metrics.Twin{Name: prefix + "decision_total", Of: "kvepp_selections_total", Only: "role=" + role,
-			Labels: []string{`plugin_name="disagg-profile-handler"`, `plugin_type="disagg-profile-handler"`,
-				`model_name=""`, `decision_type="` + decision + `"`}}
+	all = append(all, metrics.Twin{Name: epp + "kv_cache_events_pool_capacity",
+		Help:  "Always 4: the workers whose KV events kvepp applies at once.",
+		Value: func(func(string) float64) float64 { return 4 }})
+	for _, prefix := range []string{epp, old} {
+		all = append(all, metrics.Twin{Name: prefix + "flow_control_pool_saturation", Value: saturation,
+			Labels: []string{in}, Help: "That of llm-d's utilization detector with its defaults, by the engines."})
 	}
-	outcome := func(name, source, only string) metrics.Twin {
-		return metrics.Twin{Name: epp + "flow_control_requests_total", Of: source, Only: only,
-			Labels: []string{`outcome="` + name + `"`, onePriority, inPool}}
-	}
-	waited := of("flow_control_request_queue_duration_seconds", "kvepp_queue_wait_seconds", oneFlow, onePriority,
-		inPool, `outcome="Dispatched"`)
-	cached := func(name, rung string) metrics.Twin {
-		return metrics.Twin{Name: epp + "prefix_" + name, Of: "kvepp_ladder_tokens_total", Only: "rung=" + rung,
-			Labels: []string{`plugin_type="precise-prefix-cache-producer"`,
-				`plugin_name="precise-prefix-cache-producer"`, `endpoint_role=""`}}
-	}
-	running := func(name, source string) metrics.Twin {
-		return of(name, source, "endpoint_name=worker", `producer_name="inflight-load-producer"`, oneFlow, onePriority)
-	}
-	all := []metrics.Twin{
-		of("request_total", objective+"request_total", append([]string{oneFlow, "priority=priority"}, model...)...),
-		of("request_error_total", objective+"request_error_total",
-			append([]string{"error_code=error_code"}, flow...)...),
-		of("request_duration_seconds", objective+"request_duration_seconds", flow...),
-		of("request_size_bytes", objective+"request_sizes", flow...),
-		of("response_size_bytes", objective+"response_sizes", flow...),
-		of("request_input_tokens", objective+"input_tokens", flow...),
-		of("request_output_tokens", objective+"output_tokens", flow...),
-		of("request_cached_tokens", objective+"prompt_cached_tokens", flow...),
-		of("request_running", objective+"running_requests", oneFlow, onePriority, "model_name=model_name",
-			"target_model_name=model_name"),
-		of("request_ntpot_seconds", objective+"normalized_time_per_output_token_seconds", flow...),
-		of("request_ttft_seconds", objective+"request_ttft_seconds", append([]string{`streaming="true"`}, flow...)...),
-		of("request_streaming_tpot_seconds", objective+"request_tpot_seconds", flow...),
-		of("average_kv_cache_utilization", ofPool+"average_kv_cache_utilization", "name=name"),
-		of("average_queue_size", ofPool+"average_queue_size", "name=name"),
-		of("average_running_requests", ofPool+"average_running_requests", "name=name"),
-		of("ready_endpoints", ofPool+"ready_pods", "name=name"),
-		of("per_endpoint_queue_size", ofPool+"per_pod_queue_size", "name=name",
-			"model_server_endpoint=model_server_pod"),
-		of("scheduler_e2e_duration_seconds", old+"scheduler_e2e_duration_seconds"),
-		of("scheduler_attempts_total", old+"scheduler_attempts_total", "status=status"),
-		of("model_rewrite_decisions_total", old+"model_rewrite_decisions_total",
-			"model_rewrite_name=model_rewrite_name", "model_name=model_name", "target_model=target_model"),
-		of("prefix_indexer_size", old+"prefix_indexer_size"),
-		of("prefix_indexer_hit_ratio", old+"prefix_indexer_hit_ratio"),
-		of("info", "kvepp_build_info", "build_ref=version", `commit=""`),
-		plugin(epp, "token-producer", "tokenize"), plugin(epp, "precise-prefix-cache-producer", "match"),
-		queued, saturation, waited,
-		outcome("Dispatched", objective+"request_total", ""),
-		outcome("RejectedCapacity", "kvepp_rejections_total", "cause=overloaded,queue_full,queue_limit"),
-		outcome("EvictedTTL", "kvepp_rejections_total", "cause=queue_timeout"),
-		running("inflight_requests", "kvepp_worker_active_requests"),
-		running("inflight_tokens", "kvepp_worker_active_tokens"),
-		split(epp+"disagg_", "aggregated", "decode-only"), split(epp+"disagg_", "decode", "prefill-decode"),
-		cached("predicted_cached_tokens_sum", "chosen"), cached("prompt_tokens_sum", "prompt"),
-		{Name: epp + "kv_cache_events_active_subscribers", Of: "kvepp_subscriptions", Only: "state=connected"},
-		{Name: epp + "kv_cache_events_messages_received_total", Of: "kvepp_events_total", Only: "kind=batch"},
-	}
-	if compat != compatAll {
-		return all
-	}
-	older := func(twin metrics.Twin, name string) metrics.Twin { twin.Name = name; return twin }
-	return append(all,
-		older(queued, old+"flow_control_queue_size"), older(saturation, old+"flow_control_pool_saturation"),
-		older(waited, old+"flow_control_request_queue_duration_seconds"),
-		plugin(old, "token-producer", "tokenize"), plugin(old, "precise-prefix-cache-producer", "match"),
-		split(scheduler+"disagg_", "aggregated", "decode-only"), split(scheduler+"disagg_", "decode", "prefill-decode"),
-		split(scheduler+"pd_", "aggregated", "decode-only"), split(scheduler+"pd_", "decode", "prefill-decode"))
+	all = slices.DeleteFunc(all, func(t metrics.Twin) bool {
+		return !s.Events && strings.HasPrefix(t.Name, epp+"kv_cache_") ||
+			s.Compat != compatAll && !strings.HasPrefix(t.Name, epp)
+	})
+	slices.SortStableFunc(all, func(a, b metrics.Twin) int { return cmp.Compare(a.Name, b.Name) })
+	return all
 }
 
 // saturation is that of llm-d's utilization detector with its defaults, of the pool's averages; 1 for an empty pool.

@@ -6,6 +6,7 @@
 package models
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strings"
@@ -41,12 +42,12 @@ type Config struct {
 
 // Others asks one server for the token ids of all models, or the pool's own engines. The zero value asks none.
 type Others struct {
-	URL        string // of the server; it knows the model as Model, empty: by its own name
-	Model      string
-	Timeout    time.Duration // for the server's response
-	Engines    bool          // ask the pool's engines if there is no URL
-	Scheme     string        // of the engines
-	SkipVerify bool          // accept every certificate of the engines
+	URL     string // of the server; it knows the model as Model, empty: by its own name
+	Model   string
+	Timeout time.Duration // for the server's response
+	Engines bool          // ask the pool's engines if there is no URL
+	Scheme  string        // of the engines
+	TLS     *tls.Config   // of https connections to the engines
 }
 
 // AddFlags declares the flags, and sets the timeouts.

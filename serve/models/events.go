@@ -35,14 +35,20 @@ func (c *Config) CompleteFeed(f *feed.Config, p *pool.Pool, all Models, adapters
 	}
 }
 
+// Listed returns what tells adapters what a worker's engine says.
+func (c *Config) Listed(p *pool.Pool, adapters *router.Adapters) func(kvblock.Worker, pool.Adapters) {
+	return func(w kvblock.Worker, says pool.Adapters) {
+		own := cmp.Or(modelOf(p, w), c.Only())
+		adapters.List(w, says, func(base string) string { return cmp.Or(own, base) })
+	}
+}
+
 // modelOf returns the model of a worker; "" if the pool does not know it.
 func modelOf(p *pool.Pool, w kvblock.Worker) string {
 	s := p.Acquire()
 	defer s.Release()
-	for i := range s.Workers {
-		if x := &s.Workers[i]; x.Worker == w {
-			return x.Model
-		}
+	if x := s.Worker(w); x != nil {
+		return x.Model
 	}
 	return ""
 }

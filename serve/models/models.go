@@ -186,8 +186,8 @@ func (c *Config) Remote(key func() string, m *metrics.Metrics, log *slog.Logger)
 }
 
 // Finder returns what asks the engines for their versions, and calls changed after a response changed; nil if
-// --engine-version says the version, or no engine says its own. skipVerify disables the check of certificates.
-func (c *Config) Finder(skipVerify bool, changed func()) *engineversion.Finder {
+// --engine-version says the version, or no engine says its own. https are the settings of https connections to them.
+func (c *Config) Finder(https *tls.Config, changed func()) *engineversion.Finder {
 	paths := engineversion.PathsOf(string(c.Engine()))
 	if c.Prompts.Version != "" || paths == nil {
 		return nil
@@ -195,7 +195,7 @@ func (c *Config) Finder(skipVerify bool, changed func()) *engineversion.Finder {
 	client := &http.Client{
 		Transport: &http.Transport{
 			DisableKeepAlives: true, // asked once a minute
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: skipVerify},
+			TLSClientConfig:   https,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -205,11 +205,7 @@ func (c *Config) Finder(skipVerify bool, changed func()) *engineversion.Finder {
 // StartChecks compares the token ids of models with those of their engines (--tokenizer-check) until ctx ends. finder,
 // which may be nil, says the engines' versions.
 func (c *Config) StartChecks(
-	ctx context.Context,
-	all Models,
-	engines map[string]*remote.Client,
-	finder *engineversion.Finder,
-	log *slog.Logger,
+	ctx context.Context, all Models, engines map[string]*remote.Client, finder *engineversion.Finder, log *slog.Logger,
 ) map[string]*remote.Check {
 	checks := map[string]*remote.Check{}
 	if finder != nil {

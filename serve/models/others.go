@@ -50,7 +50,7 @@ func (c *Config) RemoteOf(p *pool.Pool, key func() string, m *metrics.Metrics, l
 			}
 			var err error
 			client, err = remote.New(remote.Config{Model: othersLabel, URL: cmp.Or(o.Scheme, "http") + "://" + address,
-				Engine: c.Engine(), APIKey: key, Timeout: c.URLTimeout, SkipVerify: o.SkipVerify}, m, log)
+				Engine: c.Engine(), APIKey: key, Timeout: c.URLTimeout, TLS: o.TLS}, m, log)
 			if err != nil {
 				return nil // an engine that has no endpoint to ask
 			}

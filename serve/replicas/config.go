@@ -59,20 +59,16 @@ func (c *Config) Validate(inCluster, certified bool, bindAddress string) error {
 			return fmt.Errorf("--replica-service %q: %w", c.Service, err)
 		}
 	}
-	for _, peer := range c.Peers {
-		if err := pool.CheckHostPort(peer); err != nil {
-			return fmt.Errorf("--replica-peers %q: %w", peer, err)
-		}
-	}
-	if c.TokenFile != "" || certified {
-		return nil
-	}
-	if c.Service != "" || !loopback(bindAddress) {
+	trusts := c.TokenFile != "" || certified
+	if !trusts && (c.Service != "" || !loopback(bindAddress)) {
 		return errors.New("replicas must recognise one another: give --replica-token-file, or --cert-path with " +
 			"--tls-client-ca. Only with --bind-address 127.0.0.1 may both be left out")
 	}
 	for _, peer := range c.Peers {
-		if host, _, _ := net.SplitHostPort(peer); !loopback(host) {
+		if err := pool.CheckHostPort(peer); err != nil {
+			return fmt.Errorf("--replica-peers %q: %w", peer, err)
+		}
+		if host, _, _ := net.SplitHostPort(peer); !trusts && !loopback(host) {
 			return fmt.Errorf("--replica-peers %q: without --replica-token-file, and without --cert-path and "+
 				"--tls-client-ca, peers must have loopback addresses", peer)
 		}

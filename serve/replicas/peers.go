@@ -25,11 +25,19 @@ type Service func(ctx context.Context, apply func(hosts []string))
 // followPeers calls set with the addresses of all peers, at each change and each time the names are resolved.
 func (c *Config) followPeers(ctx context.Context, service Service, set func([]string), failed func(string, error)) {
 	if service != nil {
-		service(ctx, func(hosts []string) { set(c.addresses(hosts)) })
+		service(ctx, func(hosts []string) {
+			var all []string
+			for _, host := range hosts {
+				all = append(all, net.JoinHostPort(host, strconv.Itoa(int(c.Port))))
+			}
+			set(all)
+		})
 		return
 	}
 	known := map[string][]string{} // by peer; those of a name that cannot be resolved stay
-	for tick := time.NewTicker(resolveEvery); ; {
+	tick := time.NewTicker(resolveEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
 		var all []string
 		for _, peer := range c.Peers {
 			some, err := resolve(ctx, peer)
@@ -39,30 +47,14 @@ func (c *Config) followPeers(ctx context.Context, service Service, set func([]st
 			failed(peer, err)
 			all = append(all, known[peer]...)
 		}
-		if ctx.Err() == nil {
-			set(bounded(all))
-		}
+		slices.Sort(all)
+		all = slices.Compact(all)
+		set(all[:min(len(all), maxAddresses)])
 		select {
 		case <-ctx.Done():
-			tick.Stop()
-			return
 		case <-tick.C:
 		}
 	}
-}
-
-func (c *Config) addresses(hosts []string) (all []string) {
-	for _, host := range hosts {
-		all = append(all, net.JoinHostPort(host, strconv.Itoa(int(c.Port))))
-	}
-	return all
-}
-
-// bounded sorts addresses and leaves out what is there twice or too much.
-func bounded(all []string) []string {
-	slices.Sort(all)
-	all = slices.Compact(all)
-	return all[:min(len(all), maxAddresses)]
 }
 
 // resolve returns the addresses of a peer, HOST:PORT.
@@ -97,32 +89,24 @@ func (c *Config) Check(
 	}
 	var all []string
 	var findings []check.Finding
-	if service != nil {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		service(ctx, func(hosts []string) {
-			all = c.addresses(hosts)
-			cancel()
-		})
-	}
-	for _, peer := range c.Peers {
-		some, err := resolve(ctx, peer)
+	once, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.followPeers(once, service, func(found []string) {
+		all = found
+		cancel()
+	}, func(peer string, err error) {
 		if err != nil {
 			findings = append(findings, finding("replica "+peer, check.Wrong, "--replica-peers", "%v", err))
 		}
-		all = append(all, some...)
-	}
-	if all = bounded(all); len(all) == 0 && len(findings) == 0 {
+	})
+	if len(all) == 0 && len(findings) == 0 {
 		return []check.Finding{finding("replicas", check.Unknown, "--replica-peers, --replica-service",
 			"no replica has an address; each one works on its own book")}
 	}
 	asked := make([]check.Finding, len(all))
-	slots := make(chan struct{}, check.AtOnce)
 	var asking sync.WaitGroup
 	for i, at := range all {
-		slots <- struct{}{}
 		asking.Go(func() {
-			defer func() { <-slots }()
 			name, err := replica.Probe(ctx, security, group, at)
 			switch why := replica.ReasonOf(err); {
 			case why != "":

@@ -13,6 +13,7 @@ import (
 	"kvepp/pool"
 	"kvepp/router/session"
 	"kvepp/scoring"
+	"kvepp/scoring/replica"
 )
 
 // started starts a replica with a worker.
@@ -24,10 +25,10 @@ func started(t *testing.T) (s *Sharing, address string) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	p := pool.New(log)
-	p.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000"}})
-	s = New(&Config{}, Parts{Book: scoring.NewActiveSequences(), Pool: p,
+	s = New(&Config{}, replica.Config{Book: scoring.NewActiveSequences(), Pool: p,
 		Sessions: session.NewTable(session.Config{TTL: time.Minute}),
-		Stored:   session.NewTable(session.Config{TTL: time.Hour}), Metrics: metrics.New(), Log: log})
+		Stored:   session.NewTable(session.Config{TTL: time.Hour}), Log: log}, metrics.New())
+	p.Update([]pool.Endpoint{{Name: "a", Address: "10.0.0.1:8000"}})
 	go s.Serve(at)
 	t.Cleanup(s.Close)
 	return s, at.Addr().String()
@@ -39,18 +40,20 @@ func TestSessionsAreShared(t *testing.T) {
 	a, atA := started(t)
 	b, atB := started(t)
 	response, conversation := session.ResponseKeyOf("resp_1"), session.KeyOf("m", "resp_1")
-	a.Stored.Put(response, 0)
-	lease, _ := a.Sessions.Hold(conversation, 0, false, 0, 0)
+	a.parts.Stored.Put(response, 0)
+	lease, _ := a.parts.Sessions.Hold(conversation, 0, false, 0, 0)
 	a.config.Peers, b.config.Peers = []string{atA, atB}, []string{atA, atB}
 	a.Follow(t.Context(), t.Context(), nil)
 	b.Follow(t.Context(), t.Context(), nil)
-	eventually(t, "b to have both", func() bool { return b.Stored.Active() == 1 && b.Sessions.Active() == 1 })
-	if _, known := b.Stored.Find(response); !known {
+	eventually(t, "b to have both", func() bool {
+		return b.parts.Stored.Active() == 1 && b.parts.Sessions.Active() == 1
+	})
+	if _, known := b.parts.Stored.Find(response); !known {
 		t.Error("the response is in the other table")
 	}
-	b.Stored.Put(session.ResponseKeyOf("resp_2"), 0)
+	b.parts.Stored.Put(session.ResponseKeyOf("resp_2"), 0)
 	lease.Release(true)
-	eventually(t, "the changes", func() bool { return a.Stored.Active() == 2 && b.Sessions.Active() == 0 })
+	eventually(t, "the changes", func() bool { return a.parts.Stored.Active() == 2 && b.parts.Sessions.Active() == 0 })
 	page := httptest.NewRecorder()
 	a.Handle(page, nil)
 	if body := page.Body.String(); !strings.Contains(body, `"shares":true`) || !strings.Contains(body, atB) {

@@ -162,7 +162,7 @@ def measure(model, folder, programs, rounds):
             print("  %-18s %11s" % (label, ms(own)) + "".join("%12s" % ms(median_of(took, e.name)) for e in engines[1:])
                   + "    %14.1f   %6.2f %-10s   %14.1f" % (own / tokens, own / fast, peer, hf / own))
             for engine in engines[1:]:
-                bar("CPU of tokenizing, " + model, "%s: %s" % (label, engine.name), median_of(took, engine.name) / own, log=True)
+                bar("CPU of tokenizing, " + model, "%s: %s" % (label, engine.name), median_of(took, engine.name) / own)
             if label == "8k unseen":
                 met.append(goal("8k unseen, times fastokens:", own / fast, 1.2 if model in BYTE_LEVEL else 1.3))
                 met.append(goal("8k unseen, times less than the HF crate:", hf / own, 15 if model in BYTE_LEVEL else 5, True))

@@ -3,7 +3,7 @@
 # programs in the cache folder, which takes some minutes.
 #
 #   path.sh                    everything (about twelve minutes)
-#   path.sh -only streams      one part: bodies, chats or streams; page runs only so
+#   path.sh -only streams      one part: bodies, chats or streams; page and shadow run only so
 #
 # PEER=gaie    also measures the Gateway API's endpoint picker, which needs a Kubernetes API server. The first such run compiles
 #              both, which takes about 15 minutes
@@ -18,20 +18,7 @@ model=$("$here/../tools/models.sh" qwen3)
 case ${PEER:-} in
 "") ;;
 gaie)
-	# The last release that has the whole picker. Build it in its module's folder, with the versions that its go.mod names.
-	module=sigs.k8s.io/gateway-api-inference-extension@v1.5.0
-	gaie=$cache/bench-gaie-${module##*@}
-	if [ ! -e "$gaie/complete" ]; then
-		printf '%s\n' "building the Gateway API's endpoint picker ${module##*@} into $gaie (minutes, once)" >&2
-		mkdir -p "$gaie/crds"
-		dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
-		[ -n "$dir" ] || { printf '%s\n' "test/bench/path.sh: $module could not be fetched" >&2; exit 1; }
-		cp "$dir"/config/crd/bases/*.yaml "$gaie/crds"
-		chmod u+w "$gaie/crds"/*
-		(cd "$dir" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -trimpath -buildvcs=false -o "$gaie/epp" ./cmd/epp) >&2
-		touch "$gaie/complete"
-	fi
-	set -- "$@" -gaie "$gaie" -kube "$("$here/../tools/install.sh" kube)"
+	set -- "$@" -gaie "$("$here/../tools/install.sh" gaie)" -kube "$("$here/../tools/install.sh" kube)"
 	;;
 *)
 	printf '%s\n' "test/bench/path.sh: PEER is gaie or nothing, not $PEER" >&2

@@ -63,9 +63,9 @@ def goal(text, value, limit, at_least=False):
 charts = {}
 
 
-def bar(title, name, value, x="CPU time of the others, in multiples of kvepp's: more is better for kvepp", mark="kvepp", log=False):
+def bar(title, name, value, x="CPU time of the others, in multiples of kvepp's: more is better for kvepp"):
     """Adds a bar to the chart of this title."""
-    charts.setdefault(title, {"title": title, "x": x, "mark": mark, "log": log, "bars": []})["bars"].append({"name": name, "value": value})
+    charts.setdefault(title, {"title": title, "x": x, "bars": []})["bars"].append({"name": name, "value": value})
 
 
 def draw(part):

@@ -38,6 +38,9 @@ type namespace struct {
 // inCluster prevents `go test ./...` from using the cluster of a user's KUBECONFIG.
 var inCluster = flag.Bool("cluster", false, "the cluster that KUBECONFIG names is for these tests")
 
+// rewrite: the report of the conformance tests is written again.
+var rewrite = flag.Bool("rewrite", false, "write the report of the conformance tests to docs/conformance again")
+
 // newNamespace creates a namespace that is deleted with the test. On failure it first logs its state.
 func newNamespace(t *testing.T, name string) *namespace {
 	t.Helper()

@@ -4,10 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"kvepp/test/harness/process"
 )
@@ -218,11 +224,15 @@ func istioConformance(t *testing.T, istiod *namespace) {
 
 	n := &namespace{t: t, name: istiod.name}
 	n.kubectl("delete", "pod", "suite", "--ignore-not-found")
-	n.apply(read(t, "testdata/suite.yaml"))
+	commit, err := exec.Command("git", "describe", "--always", "--dirty=-modified", "--exclude=*").Output()
+	if err != nil {
+		commit = []byte("unknown")
+	}
+	n.apply(read(t, "testdata/suite.yaml"), "{version}", strings.TrimSpace(string(commit)))
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	var phase string
-	err := process.Until(ctx, func() (err error) {
+	err = process.Until(ctx, func() (err error) {
 		phase, err = n.run("", "kubectl", "get", "pod", "suite", "-o", "jsonpath={.status.phase}")
 		if err == nil && phase != "Succeeded" && phase != "Failed" {
 			err = fmt.Errorf("the suite's pod is %s", phase)
@@ -242,5 +252,41 @@ func istioConformance(t *testing.T, istiod *namespace) {
 		if !strings.Contains(log, "--- PASS: TestConformance/"+name+" ") {
 			t.Errorf("%s did not pass", name)
 		}
+	}
+	n.checkReport("gaie-v1.6.0-istio.yaml", n.kubectl("get", "pod", "suite", "-o",
+		"jsonpath={.status.containerStatuses[0].state.terminated.message}"))
+}
+
+// checkReport compares the results of the suite's report with those in docs/conformance. With -rewrite, and if there is
+// none, it writes the report there.
+func (n *namespace) checkReport(name, report string) {
+	n.t.Helper()
+	file, err := filepath.Abs("../../docs/conformance/" + name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	results := func(text string) any {
+		n.t.Helper()
+		var r struct{ Profiles any }
+		if err := yaml.Unmarshal([]byte(text), &r); err != nil || r.Profiles == nil {
+			n.t.Fatalf("not a report: %v\n%s", err, text)
+		}
+		return r.Profiles
+	}
+	got := results(report)
+	if _, err := os.Stat(file); os.IsNotExist(err) || *rewrite {
+		head := "# Written by the suite in make e2e-istio, with kvepp as its pickers: docs/gateways.md.\n"
+		err := os.MkdirAll(filepath.Dir(file), 0o755)
+		if err == nil {
+			err = os.WriteFile(file, []byte(head+report), 0o644)
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		n.t.Logf("the suite's report is in %s: add it to the commit", file)
+		return
+	}
+	if kept := results(read(n.t, file)); !reflect.DeepEqual(got, kept) {
+		n.t.Errorf("the suite's results differ from %s; test/kind/run.sh istio -rewrite keeps these:\n%s", file, report)
 	}
 }

@@ -129,7 +129,11 @@ func (n *namespace) spreadConversations(conversations, workers int) (talk []*con
 		known := n.knownBlocks()
 		talk = nil
 		for range conversations {
-			talk = append(talk, n.newConversation())
+			c := n.newConversation()
+			// Their prefill takes longer than what a busy machine adds to a first token. Else kvepp may rightly leave
+			// a warm worker whose responses begin late.
+			c.messages[0].Content = words(1000)
+			talk = append(talk, c)
 		}
 		sayAll(n.t, talk, words(20))
 		n.awaitBlocks(known, talk...)

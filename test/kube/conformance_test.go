@@ -40,7 +40,7 @@ func TestConformance(t *testing.T) {
 		ns,
 		"--log-format",
 		"json",
-		"--conformance",
+		"--gateway=conformance",
 		"--kv-events-port",
 		"0",
 	)

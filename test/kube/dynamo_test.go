@@ -1,16 +1,21 @@
 package kube
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 
+	zmq "github.com/pebbe/zmq4"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kvepp/kvblock"
+	"kvepp/kvblock/kvblocktest"
 	"kvepp/test/harness/apiserver"
+	"kvepp/test/harness/stack"
 )
 
 // workerMetadata is a minimal definition of DynamoWorkerMetadata without a schema. Source: Dynamo 1.6.1, the operator's
@@ -139,4 +144,85 @@ func TestDynamo(t *testing.T) {
 	// Without its metadata kvepp uses the hash of the pod's name.
 	must(t, cluster.Delete(ctx, ns, metadataOf(pod, "base-2b", 4712, 1)))
 	instance(next, kvblock.InstanceID("worker-next"))
+
+	t.Run("brokers", testBrokers) // it needs the definition, too
+}
+
+// planeMessage is a message of Dynamo's event plane about a prompt whose blocks a worker has stored.
+func planeMessage(publisher, instance, seq uint64, prompt []int) (frames []any) {
+	tokens := make([]kvblock.Token, len(prompt))
+	for i, id := range prompt {
+		tokens[i] = kvblock.Token(id)
+	}
+	var blocks []any
+	for i, local := range kvblock.AppendLocalHashes(nil, tokens, kvblock.HashOptions{BlockSize: blockSize}) {
+		blocks = append(blocks, kvblocktest.Pairs{"block_hash", seq<<32 + uint64(i), "tokens_hash", uint64(local),
+			"mm_extra_info", nil})
+	}
+	event := kvblocktest.Pairs{"worker_id", instance, "storage_tier", "device", "residency_domain", "worker", "event",
+		kvblocktest.Pairs{"event_id", int(seq) + 1, "dp_rank", 0, "data", kvblocktest.Pairs{"stored",
+			kvblocktest.Pairs{"parent_hash", nil, "start_position", nil, "blocks", blocks}}}}
+	envelope := kvblocktest.Append(nil, kvblocktest.Pairs{"publisher_id", publisher, "sequence", seq, "published_at", 1,
+		"topic", "kv-events", "payload", kvblocktest.Append(nil, []any{event})})
+	return []any{"namespace.base.component.backend.endpoint.generate.kv-events",
+		binary.BigEndian.AppendUint64(nil, publisher), binary.BigEndian.AppendUint64(nil, seq),
+		append(binary.BigEndian.AppendUint32([]byte{1}, uint32(len(envelope))), envelope...)}
+}
+
+// testBrokers: a worker's metadata name a source of events and no channel, and those of a broker name its sockets.
+// kvepp hears the worker through the broker, and through its successor when the broker is replaced.
+func testBrokers(t *testing.T) {
+	ctx, ns := t.Context(), "dynamo-brokers"
+	port := freePorts(t, 1)
+	var workers []*engine
+	for i := range 2 {
+		workers = append(workers, newEngine(t, ns, "engine", fmt.Sprintf("worker-%d", i), port))
+	}
+	k := startKvepp(t, cluster.Kubeconfig, "--endpoint-selector", "app=engine", "--pool-namespace", ns,
+		"--endpoint-target-ports", strconv.Itoa(port), "--dynamo-discovery", "kubernetes", "--kv-events-port", "0")
+	k.awaitReady(t)
+	url := envoy(t, k)
+	instances, publishers := []uint64{4721, 4722}, []uint64{77, 78}
+	for i, w := range workers {
+		pod, err := cluster.Client.CoreV1().Pods(ns).Get(ctx, w.pod.Name, metav1.GetOptions{})
+		must(t, err)
+		must(t, cluster.Apply(ctx, ns, strings.Replace(metadataOf(pod, "base", instances[i], 1), "event_sources: null",
+			fmt.Sprintf(`event_sources: {s: {topic: kv-events, publisher_id: %d, scope: {endpoint: {namespace: base, `+
+				`component: backend, name: generate}}, metadata: {worker: {worker_id: %d, dp_rank: 0}}}}`,
+				publishers[i], instances[i]), 1)))
+	}
+	for round := range 2 {
+		xsub, xpub, stop, err := stack.StartBroker()
+		must(t, err)
+		defer stop()
+		must(t, cluster.Apply(ctx, ns, fmt.Sprintf(`
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoWorkerMetadata
+metadata: {name: broker}
+spec: {data: {event_channels: {b: {type: EventChannel, topic: any, instance_id: 99, transport: {kind: ZmqBroker,
+  config: {xsub_endpoints: [%q], xpub_endpoints: [%q]}}}}}}
+`, xsub, xpub)))
+		for i, w := range workers {
+			out, err := zmq.NewSocket(zmq.PUB)
+			must(t, err)
+			defer out.Close()
+			must(t, out.SetLinger(0))
+			must(t, out.Connect(xsub))
+			seq, held := uint64(10*round), prompt(8)
+			eventually(t, func() error { // what is sent before kvepp has subscribed is lost
+				if _, err := out.SendMessage(planeMessage(publishers[i], instances[i], seq, held)...); err != nil {
+					return err
+				}
+				seq++
+				a := complete(t, url, held)
+				if by := a.Header.Get("x-served-by"); a.Status != http.StatusOK || a.KveppCached != 8*blockSize ||
+					by != w.address() {
+					return fmt.Errorf("round %d: status %d by %s, not %s: %d tokens cached", round, a.Status, by,
+						w.address(), a.KveppCached)
+				}
+				return nil
+			})
+		}
+		stop()
+	}
 }

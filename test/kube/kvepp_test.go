@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +37,7 @@ const (
 // kvepp is a kvepp process of a test.
 type kvepp struct {
 	*process.Process
-	env, flags                []string
+	env, argv, flags          []string
 	host                      string // where it listens
 	grpc, health, prom, admin int    // ports
 }
@@ -52,31 +53,34 @@ func startKveppAt(t *testing.T, host string, flags ...string) *kvepp {
 	t.Helper()
 	first, err := process.Ports(4)
 	must(t, err)
-	k := &kvepp{host: host, grpc: first, health: first + 1, prom: first + 2, admin: first + 3}
+	k := &kvepp{host: host, grpc: first, health: first + 1, prom: first + 2, admin: first + 3,
+		argv: []string{filepath.Join(root, "bin/kvepp"), "serve"}}
 	k.flags = append([]string{"--bind-address", host, "--grpc-port", strconv.Itoa(k.grpc),
 		"--grpc-health-port", strconv.Itoa(k.health), "--metrics-port", strconv.Itoa(k.prom), "--admin-address",
 		fmt.Sprintf("127.0.0.1:%d", k.admin),
 		"--model", stack.Model + "=" + filepath.Join(root, "test/models/tiny-bytelevel"), "--kv-cache-block-size",
 		strconv.Itoa(blockSize),
 		"--decision-headers", "--drain-timeout", "1m", "--metrics-endpoint-auth=false"}, flags...)
+	k.startUntilEnd(t)
+	return k
+}
+
+// startUntilEnd starts kvepp for the rest of the test. If that fails, it prints the end of kvepp's log.
+func (k *kvepp) startUntilEnd(t *testing.T) {
+	t.Helper()
 	k.start(t)
 	t.Cleanup(func() {
 		k.Kill()
 		if t.Failed() {
-			t.Logf("last lines of kvepp's log:\n%s", k.Tail(40))
+			t.Logf("last lines of kvepp's log:\n%s", k.Tail(60))
 		}
 	})
-	return k
 }
 
 // start starts kvepp, or restarts it after its end, at the same ports.
 func (k *kvepp) start(t *testing.T) {
 	t.Helper()
-	p, err := process.Start(
-		t.TempDir(),
-		"kvepp",
-		k.env,
-		append([]string{filepath.Join(root, "bin/kvepp"), "serve"}, k.flags...)...)
+	p, err := process.Start(t.TempDir(), "kvepp", k.env, append(slices.Clone(k.argv), k.flags...)...)
 	must(t, err)
 	k.Process = p
 }
@@ -262,6 +266,10 @@ func (e *engine) listen(t *testing.T, port int) {
 		w.Header().Set("x-served-by", address)
 		w.Header().Set("x-rank", r.Header.Get("x-data-parallel-rank"))
 		w.Header().Set("x-instance", r.Header.Get("x-dynamo-worker-instance-id"))
+		w.Header().Set("x-for-rank-at", r.Header.Get("x-data-parallel-host-port"))
+		w.Header().Set("x-replaced-by", r.Header.Get("x-llm-d-model-name-rewrite"))
+		w.Header().Set("x-prefilled-at", r.Header.Get("x-prefiller-host-port"))
+		w.Header().Set("x-destinations", r.Header.Get("x-gateway-destination-endpoint"))
 		fmt.Fprint(
 			w,
 			`{"choices":[{"text":"ok","message":{"content":"ok"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`,

@@ -87,9 +87,12 @@ type response struct {
 // TestRealFiles encodes texts with each real tokenizer file, with cold and with warm caches, and compares with Hugging
 // Face tokenizers (and mistral-common).
 func TestRealFiles(t *testing.T) {
-	texts, random := 3000, 20000
-	if testing.Short() {
+	texts, random := 3000, 2000
+	switch {
+	case testing.Short():
 		texts, random = 300, 300
+	case *full:
+		random = 20_000
 	}
 	for _, m := range models(t) {
 		t.Run(m.name(), func(t *testing.T) {

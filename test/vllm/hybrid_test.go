@@ -28,8 +28,6 @@ type hybrid struct {
 	block   int      // tokens of full attention's blocks, as vLLM chooses them
 	classes string   // as kvepp says them
 	flags   []string // of vLLM
-	// withoutFull says that the model has no full attention, so that kvepp computes vLLM's block hashes.
-	withoutFull bool
 }
 
 // common are properties that all of these models have.
@@ -119,17 +117,10 @@ var hybrids = []hybrid{
 		}),
 		blocks: 300, block: 32, classes: "state in blocks of 32",
 	},
-	{
-		name: "mistral",
-		config: model("MistralForCausalLM", "mistral", nil, map[string]any{
-			"num_hidden_layers": 4, "hidden_act": "silu", "rope_theta": float("10000.0"), "sliding_window": 128,
-		}),
-		blocks: 160, block: 32, classes: "window of 128 tokens in blocks of 32", withoutFull: true,
-	},
 }
 
 const (
-	hybridAlone    = 60 // requests of each model that are sent one at a time
+	hybridAlone    = 40 // requests of each model that are sent one at a time
 	hybridTogether = 40 // and those that run four at once, in each round
 	hybridRounds   = 4  // at most
 	hybridLongest  = 1500
@@ -157,11 +148,7 @@ func TestHybrids(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("it serves %v after the start", time.Since(began).Round(time.Second))
-			var flags []string
-			if h.withoutFull {
-				flags = []string{"--vllm-hash-seeds=default"}
-			}
-			b := newBench(t, all[i], configs[i].ModelFolder(), nil, flags...)
+			b := newBench(t, all[i], configs[i].ModelFolder(), nil)
 			r := &hybridRun{bench: b, hybrid: &h, traffic: newTraffic()}
 			r.first()
 			cut += r.alone()
@@ -193,8 +180,7 @@ type sent struct {
 	evicted             bool // vLLM removed blocks meanwhile
 }
 
-// heldByFull is how much of a prompt full attention holds, and the classes that kvepp names. For a model without full
-// attention it is how much can be reused.
+// heldByFull is how much of a prompt full attention holds, and the classes that kvepp names.
 func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []string) {
 	var response struct {
 		Instances map[string]struct {
@@ -221,18 +207,7 @@ func (r *hybridRun) heldByFull(ids []kvblock.Token) (tokens int, classes []strin
 func (r *hybridRun) settle(s *sent) {
 	r.t.Helper()
 	computed := s.all[:len(s.all)-1]
-	if r.withoutFull {
-		// Only a part of these blocks is kept. Events of a request that follows are behind all of this one's.
-		next, err := r.send(r.traffic.fresh(r.block+1), 1)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		computed = next.prompt
-	}
-	want := (len(computed) - 1) / r.block * r.block
-	if !r.withoutFull {
-		want = len(computed) / r.block * r.block
-	}
+	want := len(computed) / r.block * r.block
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	err := process.Until(ctx, func() error {
@@ -304,9 +279,6 @@ func (r *hybridRun) alone() (cut int) {
 	for n := range hybridAlone {
 		prompt := r.traffic.next()
 		full, _ := r.heldByFull(prompt)
-		if r.withoutFull {
-			full = 0
-		}
 		s, err := r.send(prompt, 1+r.traffic.IntN(6))
 		if err != nil {
 			t.Fatalf("request %d: %v", n, err)

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	requests  = 1000
+	requests  = 500
 	maxTokens = 1800 // of a conversation; then another one replaces it
 	blocks    = 640  // of vLLM's cache, which is too small for all conversations
 )

@@ -46,6 +46,12 @@
 {{- if ne $v.pool.appProtocol "http" }}{{ fail "envoy.create: this Envoy uses HTTP/1.1 to the engines; set pool.appProtocol=http" }}{{ end }}
 {{- if or (not $v.tls.enabled) $v.tls.clientCA.secretName }}{{ fail "envoy.create: this Envoy uses TLS to kvepp, without a client certificate; set tls.enabled=true and leave tls.clientCA.secretName out" }}{{ end }}
 {{- end }}
+{{- with $v.shadow }}
+{{- if and .recordingClaim (not .enabled) }}{{ fail "shadow.recordingClaim has no effect with shadow.enabled=false; leave it out" }}{{ end }}
+{{- if and .recordingClaim (ne (include "kvepp.replicaCount" $) "1") }}{{ fail "shadow.recordingClaim: the recordings of several replicas cannot be joined; set replicas=1" }}{{ end }}
+{{- if and .enabled $v.pool.inferencePool $v.pool.create }}{{ fail "shadow.enabled: the InferencePool of this chart would make kvepp the picker; set pool.create=false and pool.name to the pool in service, or pool.inferencePool=false" }}{{ end }}
+{{- if and .enabled $v.envoy.create }}{{ fail "shadow.enabled: the Envoy of this chart asks kvepp where requests go; leave envoy.create out, and add the filter to the Envoy in service (docs/shadow.md)" }}{{ end }}
+{{- end }}
 {{- if and (eq $v.engine "dynamo") (ne (include "kvepp.fallbackEndpoints" .) "0") }}{{ fail "router.fallbackEndpoints: a Dynamo frontend serves a request only on the worker that it names; with engine=dynamo set it to 0" }}{{ end }}
 {{- if not $v.router.eject.enabled }}
 {{- range $key, $value := omit $v.router.eject "enabled" }}
@@ -74,7 +80,7 @@
   "engine" "engine" "ha-enable-leader-election" "leaderElection.enabled" "ha-handover-timeout" "leaderElection.handoverSeconds" "secure-serving" "tls.enabled" "cert-path" "tls.secretName"
   "tls-client-ca" "tls.clientCA" "metrics-port" "metrics.port" "metrics-endpoint-auth" "metrics.auth" "fallback-endpoints" "router.fallbackEndpoints" "drain-timeout" "drainSeconds"
   "replica-service" "sharing.enabled" "replica-token-file" "sharing.tokenSecret"
-  "eject" "router.eject.enabled" "eject-first-byte" "router.eject.firstByte" }}
+  "shadow" "shadow.enabled" "eject" "router.eject.enabled" "eject-first-byte" "router.eject.firstByte" }}
 {{- range $v.extraArgs }}
 {{- $flag := regexReplaceAll "^--|=.*$" . "" }}
 {{- if hasKey $valued $flag }}{{ fail (printf "extraArgs: do not set --%s here; set the value %s, which other parts of the chart use too" $flag (get $valued $flag)) }}{{ end }}
@@ -106,11 +112,17 @@
 {{- if not (or .runningRequests .prefillTokens .queuedRequests) }}{{ fail "engineAutoscaling needs a load to follow: set engineAutoscaling.runningRequests, prefillTokens or queuedRequests" }}{{ end }}
 {{- if .queuedRequests }}
 {{- $queue := false }}
-{{- range $v.extraArgs }}{{ if regexMatch "^--router-(queue-threshold|policy-config|admission)(=|$)" . }}{{ $queue = true }}{{ end }}{{ end }}
-{{- range $v.extraEnv }}{{ if regexMatch "^(KVEPP|DYN)_ROUTER_(QUEUE_THRESHOLD|POLICY_CONFIG|ADMISSION)$" .name }}{{ $queue = true }}{{ end }}{{ end }}
-{{- if not $queue }}{{ fail "engineAutoscaling.queuedRequests: requests never wait in kvepp without --router-queue-threshold, --router-policy-config or --router-admission in extraArgs; set one of them, or use engineAutoscaling.runningRequests" }}{{ end }}
+{{- range $v.extraArgs }}{{ if regexMatch "^--(router-(queue-threshold|policy-config|admission)|hold-when-empty)(=|$)" . }}{{ $queue = true }}{{ end }}{{ end }}
+{{- range $v.extraEnv }}{{ if regexMatch "^((KVEPP|DYN)_ROUTER_(QUEUE_THRESHOLD|POLICY_CONFIG|ADMISSION)|KVEPP_HOLD_WHEN_EMPTY)$" .name }}{{ $queue = true }}{{ end }}{{ end }}
+{{- if not $queue }}{{ fail "engineAutoscaling.queuedRequests: requests never wait in kvepp without --router-queue-threshold, --router-policy-config, --router-admission or --hold-when-empty in extraArgs; set one of them, or use engineAutoscaling.runningRequests" }}{{ end }}
 {{- end }}
-{{- $asked = "engineAutoscaling" }}
+{{- if not .minReplicas }}
+{{- $hold := false }}
+{{- range $v.extraArgs }}{{ if hasPrefix "--hold-when-empty" . }}{{ $hold = true }}{{ end }}{{ end }}
+{{- range $v.extraEnv }}{{ if eq .name "KVEPP_HOLD_WHEN_EMPTY" }}{{ $hold = true }}{{ end }}{{ end }}
+{{- if or (not $hold) (not .queuedRequests) (ne .by "keda") }}{{ fail "engineAutoscaling.minReplicas=0: the first request must wait for an engine and start it; add --hold-when-empty=10m to extraArgs, set engineAutoscaling.queuedRequests and by=keda, or set minReplicas=1" }}{{ end }}
+{{- end }}
+{{- if eq .by "keda" }}{{ $asked = "engineAutoscaling" }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if and $asked (not $address) }}{{ fail (printf "metrics.prometheus.address is missing: %s of KEDA's need the address of the Prometheus that has kvepp's metrics" $asked) }}{{ end }}

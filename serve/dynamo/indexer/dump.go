@@ -243,10 +243,8 @@ func (d *dumpEvent) stored() (s kvblock.Stored, ok bool) {
 		s.HasParent, s.Parent = true, kvblock.EngineHash(*p)
 	}
 	for _, b := range d.Event.Data.Stored.Blocks {
-		s.Blocks = append(
-			s.Blocks,
-			kvblock.StoredBlock{Engine: kvblock.EngineHash(b.Engine), Local: kvblock.LocalHash(b.Local)},
-		)
+		s.Blocks = append(s.Blocks,
+			kvblock.StoredBlock{Engine: kvblock.EngineHash(b.Engine), Local: kvblock.LocalHash(b.Local)})
 	}
 	return s, true
 }

@@ -81,34 +81,19 @@ func (r *Reader) WarmUpFrom(ctx context.Context, peers []Source) {
 			case errors.Is(err, ErrBusy):
 				busy = append(busy, peer)
 			case err != nil:
-				r.log.Warn(
-					"cannot copy a peer's index; kvepp asks the next peer, or begins with an empty index",
-					"peer",
-					peer.Name,
-					"error",
-					err,
-				)
+				r.log.Warn("cannot copy a peer's index; kvepp asks the next peer, or begins with an empty index",
+					"peer", peer.Name, "error", err)
 			default:
-				r.log.Info(
-					"a peer's index was taken over",
-					"peer",
-					peer.Name,
-					"blocks",
-					l.blocks-before,
-					"took",
-					time.Since(begin).Round(time.Millisecond),
-				)
+				r.log.Info("a peer's index was taken over",
+					"peer", peer.Name, "blocks", l.blocks-before, "took", time.Since(begin).Round(time.Millisecond))
 			}
 		}
 		if peers = busy; len(peers) > 0 {
 			select {
 			case <-time.After(busyPause):
 			case <-ctx.Done():
-				r.log.Warn(
-					"peers that could have given their index were busy all the time; it begins empty",
-					"peers",
-					len(peers),
-				)
+				r.log.Warn("peers that could have given their index were busy all the time; it begins empty",
+					"peers", len(peers))
 			}
 		}
 	}

@@ -164,7 +164,7 @@ type InstanceOverlap struct {
 // HybridOverlap is how much of a prompt one rank of a hybrid model holds, in tokens. Dynamo has no such response.
 type HybridOverlap struct {
 	Classes       []string `json:"classes"`        // of layers beside full attention
-	FullAttention int      `json:"full_attention"` // held on the device by full attention; without it: reusable
+	FullAttention int      `json:"full_attention"` // held on the device by full attention
 	// Unusable tokens of these cannot be reused, because layers of the kind UnusableBy do not hold what they need.
 	Unusable   int    `json:"unusable"`
 	UnusableBy string `json:"unusable_by,omitempty"` // window, state or chunk
@@ -196,11 +196,7 @@ func (in *InstanceOverlap) addHybrid(w *pool.Worker, scores *indexer.OverlapScor
 }
 
 // match writes the response for a prompt that hash cuts into blocks.
-func (r *Reader) match(
-	w http.ResponseWriter,
-	q *modelNames,
-	hash func(*lookup, kvblock.HashOptions),
-) {
+func (r *Reader) match(w http.ResponseWriter, q *modelNames, hash func(*lookup, kvblock.HashOptions)) {
 	want, err := q.modelGroup()
 	if err != nil {
 		api.Reply(w, 0, nil, err)
@@ -208,12 +204,8 @@ func (r *Reader) match(
 	}
 	result, known := r.overlaps(want, hash)
 	if !known {
-		api.Reply(
-			w,
-			0,
-			nil,
-			api.Refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.Model, want.Group),
-		)
+		api.Reply(w,
+			0, nil, api.Refuse(http.StatusNotFound, "no indexer for model=%s routing_group=%s", want.Model, want.Group))
 		return
 	}
 	api.Reply(w, http.StatusOK, result, nil)
@@ -222,10 +214,7 @@ func (r *Reader) match(
 // overlaps returns the response for a prompt that hash cuts into blocks; known is false if no worker serves the model.
 // It releases the snapshot before the response is written: a client that does not read must not keep the numbers of
 // workers that left.
-func (r *Reader) overlaps(
-	want api.ModelGroup,
-	hash func(*lookup, kvblock.HashOptions),
-) (result overlaps, known bool) {
+func (r *Reader) overlaps(want api.ModelGroup, hash func(*lookup, kvblock.HashOptions)) (result overlaps, known bool) {
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
 	l := r.idle.Get().(*lookup)

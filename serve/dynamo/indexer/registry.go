@@ -105,10 +105,8 @@ func (r *Registry) Handle(mux *http.ServeMux) {
 		api.Reply(w, http.StatusOK, api.StatusOK, err)
 	})
 	mux.HandleFunc("GET /workers", r.list)
-	mux.HandleFunc(
-		"GET /peers",
-		func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, r.peerList(), nil) },
-	)
+	mux.HandleFunc("GET /peers",
+		func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, r.peerList(), nil) })
 	mux.HandleFunc("POST /register_peer", func(w http.ResponseWriter, req *http.Request) {
 		url, err := readPeer(w, req)
 		if err == nil {
@@ -157,12 +155,8 @@ func (b *Registration) registered() (rankRecord, error) {
 		}
 	}
 	if g.blockSize < 1 || g.blockSize > scoring.MaxBlockSize {
-		return g, api.Refuse(
-			http.StatusBadRequest,
-			"block_size %d is not a number of tokens from 1 to %d",
-			g.blockSize,
-			scoring.MaxBlockSize,
-		)
+		return g, api.Refuse(http.StatusBadRequest,
+			"block_size %d is not a number of tokens from 1 to %d", g.blockSize, scoring.MaxBlockSize)
 	}
 	if err := pool.CheckTCP(g.endpoint, 1); err != nil {
 		return g, api.Refuse(http.StatusBadRequest, "invalid ZMQ endpoint: %v", err)
@@ -177,12 +171,8 @@ func (b *Registration) registered() (rankRecord, error) {
 
 // order sorts by model, instance and rank.
 func order(a, b *rankRecord) int {
-	return cmp.Or(
-		cmp.Compare(a.Model, b.Model),
-		cmp.Compare(a.Group, b.Group),
-		cmp.Compare(a.instance, b.instance),
-		cmp.Compare(a.rank, b.rank),
-	)
+	return cmp.Or(cmp.Compare(a.Model, b.Model),
+		cmp.Compare(a.Group, b.Group), cmp.Compare(a.instance, b.instance), cmp.Compare(a.rank, b.rank))
 }
 
 // Register adds a worker and starts to follow its events. An error names the field that is wrong.
@@ -199,31 +189,19 @@ func (r *Registry) Register(b Registration) error {
 	group := r.groups[g.ModelGroup]
 	switch {
 	case group != nil && group.blockSize != g.blockSize:
-		return api.Refuse(
-			http.StatusConflict,
-			"block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d",
-			g.Model,
-			g.Group,
-			group.blockSize,
-			g.blockSize,
-		)
+		return api.Refuse(http.StatusConflict,
+			"block_size mismatch for model=%s routing_group=%s: existing=%d, requested=%d", g.Model, g.Group,
+			group.blockSize, g.blockSize)
 	case r.workers[g.rankRef] != nil:
 		return api.Refuse(http.StatusConflict, "instance %d dp_rank %d already registered", g.instance, g.rank)
 	}
 	switch {
 	case group == nil && len(r.groups) == api.MaxGroups:
-		return api.Refuse(
-			http.StatusTooManyRequests,
-			"%d models and routing groups have workers, which is the limit",
-			api.MaxGroups,
-		)
+		return api.Refuse(http.StatusTooManyRequests,
+			"%d models and routing groups have workers, which is the limit", api.MaxGroups)
 	case r.bytes+g.bytes() > api.MaxWorkerBytes:
-		return api.Refuse(
-			http.StatusTooManyRequests,
-			"what is known of workers takes %d bytes, of at most %d",
-			r.bytes,
-			api.MaxWorkerBytes,
-		)
+		return api.Refuse(http.StatusTooManyRequests,
+			"what is known of workers takes %d bytes, of at most %d", r.bytes, api.MaxWorkerBytes)
 	}
 	if group == nil {
 		group = &groupRecord{blockSize: g.blockSize}
@@ -314,13 +292,8 @@ func (r *Registry) unregister(b Registration) error {
 	}
 	switch {
 	case elsewhere != api.ModelGroup{}:
-		return api.Refuse(
-			http.StatusNotFound,
-			"instance %d is registered for model=%s routing_group=%s",
-			*b.InstanceID,
-			elsewhere.Model,
-			elsewhere.Group,
-		)
+		return api.Refuse(http.StatusNotFound,
+			"instance %d is registered for model=%s routing_group=%s", *b.InstanceID, elsewhere.Model, elsewhere.Group)
 	case b.Rank != nil:
 		return api.Refuse(http.StatusNotFound, "instance %d dp_rank %d not found", *b.InstanceID, *b.Rank)
 	}
@@ -357,11 +330,9 @@ func (r *Registry) list(w http.ResponseWriter, req *http.Request) {
 		}
 		last := len(all) - 1
 		if last < 0 || all[last].InstanceID != g.instance || all[last].Model != g.Model || all[last].Group != g.Group {
-			all = append(
-				all,
+			all = append(all,
 				&listedWorker{InstanceID: g.instance, Source: "zmq", Status: "active", Model: g.Model, Group: g.Group,
-					BlockSize: g.blockSize, Endpoints: map[string]string{}, Listeners: map[string]listener{}},
-			)
+					BlockSize: g.blockSize, Endpoints: map[string]string{}, Listeners: map[string]listener{}})
 			last++
 		}
 		rank := strconv.FormatUint(uint64(g.rank), 10)
@@ -401,12 +372,8 @@ func (r *Registry) AddPeer(url string) error {
 	case there:
 		return nil
 	case pool.CheckText(url) != nil || strings.Contains(url, " "):
-		return api.Refuse(
-			http.StatusBadRequest,
-			"url: %.100q has a space or a control character, or is longer than %d bytes",
-			url,
-			pool.MaxText,
-		)
+		return api.Refuse(http.StatusBadRequest,
+			"url: %.100q has a space or a control character, or is longer than %d bytes", url, pool.MaxText)
 	case len(r.peers) == maxPeers:
 		return api.Refuse(http.StatusTooManyRequests, "%d peers are registered, which is the limit", maxPeers)
 	}

@@ -129,13 +129,9 @@ func (r *record) check() error {
 	}
 	// Dynamo accepts a worker that starts at this rank, and then never selects it.
 	if end := uint64(r.startRank()) + uint64(r.size()); end > math.MaxUint32 {
-		return api.Refuse(
-			http.StatusBadRequest,
-			"data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d",
-			r.startRank(),
-			r.size(),
-			uint32(math.MaxUint32),
-		)
+		return api.Refuse(http.StatusBadRequest,
+			"data_parallel_start_rank %d with data_parallel_size %d: the last rank must be below %d", r.startRank(),
+			r.size(), uint32(math.MaxUint32))
 	}
 	var bad error
 	items := max(len(r.Taints), len(r.TopologyDomains), len(r.KVEventsByRank), len(r.HintEndpointsByRank))
@@ -274,12 +270,8 @@ func (s *Selector) replace(r *record) error {
 	case was == nil && len(s.workers) == maxWorkers:
 		return api.Refuse(http.StatusTooManyRequests, "%d workers are registered, which is the limit", maxWorkers)
 	case s.bytes-before+r.bytes > api.MaxWorkerBytes:
-		return api.Refuse(
-			http.StatusTooManyRequests,
-			"what is known of workers takes %d bytes, of at most %d",
-			s.bytes,
-			api.MaxWorkerBytes,
-		)
+		return api.Refuse(http.StatusTooManyRequests,
+			"what is known of workers takes %d bytes, of at most %d", s.bytes, api.MaxWorkerBytes)
 	}
 	s.bytes += r.bytes - before
 	s.count(was, -1)
@@ -325,12 +317,8 @@ func (s *Selector) join(r *record) error {
 	}
 	switch {
 	case g.blockSize != size:
-		return fmt.Errorf(
-			"block_size mismatch for %s: existing=%d requested=%d",
-			r.modelGroup().Describe(),
-			g.blockSize,
-			size,
-		)
+		return fmt.Errorf("block_size mismatch for %s: existing=%d requested=%d",
+			r.modelGroup().Describe(), g.blockSize, size)
 	case g.eagle != eagle:
 		return fmt.Errorf("is_eagle mismatch for %s: existing=%v requested=%v", r.modelGroup().Describe(), g.eagle,
 			eagle)

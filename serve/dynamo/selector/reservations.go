@@ -197,12 +197,8 @@ func (s *Selector) reserve(w http.ResponseWriter, req *http.Request) {
 func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	n := s.pending.get(key)
 	if n == nil {
-		return nil, api.Refuse(
-			http.StatusNotFound,
-			"no pending selection %s for %s (expired, already used, or never selected)",
-			key.id,
-			key.Describe(),
-		)
+		return nil, api.Refuse(http.StatusNotFound,
+			"no pending selection %s for %s (expired, already used, or never selected)", key.id, key.Describe())
 	}
 	g, err := s.groupNamed(key.ModelGroup)
 	if err != nil {
@@ -210,13 +206,8 @@ func (s *Selector) takeUp(key pendingKey) (*reserveResponse, error) {
 	}
 	r := s.recordOf(n.worker)
 	if !r.schedulableIn(key.ModelGroup) || n.rank < r.startRank() || n.rank >= r.endRank() {
-		return nil, api.Refuse(
-			http.StatusNotFound,
-			"schedulable worker %d (dp_rank %d) not found for %s",
-			n.worker,
-			n.rank,
-			key.Describe(),
-		)
+		return nil, api.Refuse(http.StatusNotFound,
+			"schedulable worker %d (dp_rank %d) not found for %s", n.worker, n.rank, key.Describe())
 	}
 	var session sessionBinding
 	if n.session != "" {
@@ -254,12 +245,8 @@ func (s *Selector) reserveOn(q *reserveRequest) (*reserveResponse, error) {
 	}
 	prefill := deref(q.Effective, 0)
 	if prefill > uint64(p.isl) {
-		return nil, api.Refuse(
-			http.StatusBadRequest,
-			"effective_prefill_tokens (%d) must not exceed isl_tokens (%d)",
-			prefill,
-			p.isl,
-		)
+		return nil, api.Refuse(http.StatusBadRequest,
+			"effective_prefill_tokens (%d) must not exceed isl_tokens (%d)", prefill, p.isl)
 	}
 	if !deref(q.TrackPrefill, true) { // absent means true
 		prefill = 0
@@ -291,28 +278,19 @@ func (s *Selector) book(g group, id string, worker uint64, rank uint32, p *promp
 	}
 	snapshot := s.pool.Acquire()
 	defer snapshot.Release()
-	at := slices.IndexFunc(
-		snapshot.Workers,
-		func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name },
-	)
+	at := slices.IndexFunc(snapshot.Workers,
+		func(w pool.Worker) bool { return w.InstanceID == worker && w.Rank == rank && w.Model == g.name })
 	if at < 0 {
-		return api.Refuse(
-			http.StatusNotFound,
-			"Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found",
-			worker,
-			rank,
-		)
+		return api.Refuse(http.StatusNotFound,
+			"Worker WorkerWithDpRank { worker_id: %d, dp_rank: %d } not found", worker, rank)
 	}
 	cfg := s.cfg.Scoring
 	// prefill is the number of tokens to book, and hashes are the blocks that others may share.
 	cfg.TrackPrefillTokens, cfg.AssumeKVReuse = true, true
 	w := &snapshot.Workers[at]
 	cut := scoring.Prompt{BlockSize: g.blockSize, Chains: [][]kvblock.SequenceHash{p.tracked}}
-	booking, err := s.loadBook.AddRequest(
-		scoring.Request{ID: id, ISLTokens: prefill, Expires: true},
-		scoring.Candidate{Worker: w.Worker, Prompt: &cut},
-		&cfg,
-	)
+	booking, err := s.loadBook.AddRequest(scoring.Request{ID: id, ISLTokens: prefill, Expires: true},
+		scoring.Candidate{Worker: w.Worker, Prompt: &cut}, &cfg)
 	if err != nil {
 		return bookingError(id, err)
 	}

@@ -103,12 +103,8 @@ func (f *promptFields) cut(p *prompt, g group, whole, reuse bool) error {
 	case whole && isl == 0:
 		return api.Refuse(http.StatusBadRequest, "isl_tokens must be greater than 0")
 	case whole && len(f.BlockHashes) != len(f.SequenceHashes):
-		return api.Refuse(
-			http.StatusBadRequest,
-			"block_hashes length %d must match sequence_hashes length %d",
-			len(f.BlockHashes),
-			len(f.SequenceHashes),
-		)
+		return api.Refuse(http.StatusBadRequest,
+			"block_hashes length %d must match sequence_hashes length %d", len(f.BlockHashes), len(f.SequenceHashes))
 	}
 	p.isl, p.ids = int(*f.ISLTokens), nil
 	p.local, p.tracked = p.local[:0], p.tracked[:0]

@@ -123,10 +123,8 @@ func (s *Selector) Handler() http.Handler {
 	r.add("/overlap_scores", handlers{"POST": s.overlapScores})
 	r.add("/dump", handlers{"GET": s.dump})
 	// Load is not shared with other replicas, as in Dynamo by default.
-	r.add(
-		"/replica_sync/peers",
-		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, []string{}, nil) }},
-	)
+	r.add("/replica_sync/peers",
+		handlers{"GET": func(w http.ResponseWriter, _ *http.Request) { api.Reply(w, http.StatusOK, []string{}, nil) }})
 	alone := func(w http.ResponseWriter, req *http.Request) {
 		var body struct {
 			Endpoint *string `json:"endpoint"`

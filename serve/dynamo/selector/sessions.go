@@ -53,13 +53,8 @@ func (s *Selector) bind(b sessionBinding, name string, w *pool.Worker, workers [
 			switch at := &workers[i]; {
 			case at.Worker != b.worker:
 			case at.InstanceID != w.InstanceID:
-				return api.Refuse(
-					http.StatusBadRequest,
-					"session %s is bound to worker %d, not %d",
-					b.id,
-					at.InstanceID,
-					w.InstanceID,
-				)
+				return api.Refuse(http.StatusBadRequest,
+					"session %s is bound to worker %d, not %d", b.id, at.InstanceID, w.InstanceID)
 			default:
 				return api.Refuse(http.StatusBadRequest, "session %s is bound to DP rank %d, not %d", b.id, at.Rank,
 					w.Rank)

@@ -48,17 +48,17 @@ type waitingJudge struct {
 func (j *waitingJudge) Begin() { j.snapshot = j.selector.pool.Acquire() }
 func (j *waitingJudge) End()   { j.snapshot.Release() }
 
-// Busy reports whether each eligible worker has more tokens to prefill than the selection's class allows.
-func (j *waitingJudge) Busy(c *queue.Class, w waitingSelection) bool {
+// State says whether each eligible worker has more tokens to prefill than the selection's class allows.
+func (j *waitingJudge) State(c *queue.Class, w waitingSelection) queue.State {
 	if j.selector.eligible(w.d, w.q, w.p.group, sessionBinding{}, j.snapshot) != nil {
-		return false // it fails with that error when it has the turn
+		return queue.Ready // it fails with that error when it has the turn
 	}
 	for _, x := range w.d.workers {
 		if !c.Busy(j.selector.loadBook.Load(x.Worker).PrefillTokens, x.BatchedTokens()) {
-			return false
+			return queue.Ready
 		}
 	}
-	return true
+	return queue.Busy
 }
 
 // queueing reports whether selections for the model can wait.
@@ -76,23 +76,15 @@ func rejected(err error) error {
 	limit := (*queue.LimitError)(nil)
 	switch {
 	case errors.Is(err, queue.ErrTimeout):
-		return api.Refuse(
-			http.StatusTooManyRequests,
-			"no worker was ready for this selection in time; try again later",
-		)
+		return api.Refuse(http.StatusTooManyRequests, "no worker was ready for this selection in time; try again later")
 	case errors.Is(err, queue.ErrFull):
 		return api.Refuse(http.StatusTooManyRequests, "%v", err)
 	case !errors.As(err, &limit):
 		return errClientGone
 	}
 	return &api.Refusal{Status: http.StatusTooManyRequests,
-		Text: fmt.Sprintf(
-			"router policy class %q queue %s limit reached (current=%d, limit=%d)",
-			limit.Class,
-			limit.Kind,
-			limit.Current,
-			limit.Limit,
-		),
+		Text: fmt.Sprintf("router policy class %q queue %s limit reached (current=%d, limit=%d)",
+			limit.Class, limit.Kind, limit.Current, limit.Limit),
 		Details: map[string]any{
 			"policy_class": limit.Class,
 			"limit_kind":   limit.Kind,
@@ -151,8 +143,7 @@ func (s *Selector) entry(d *scratch, q *selectRequest, p *prepared, class string
 			most,
 			p.cfg.CachedTokens(
 				&scoring.Terms{BlockSize: p.group.blockSize, ISLTokens: d.prompt.isl, DeviceBlocks: c.DeviceBlocks,
-					HostBlocks: c.HostBlocks, DiskBlocks: c.DiskBlocks},
-			),
+					HostBlocks: c.HostBlocks, DiskBlocks: c.DiskBlocks}),
 		)
 	}
 	e := queue.Entry{

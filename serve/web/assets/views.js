@@ -125,6 +125,18 @@ function states(w) {
   return w.states.map(s => el("span", {class: "state " + s.level}, s.state, s.detail ? el("small", {}, outside(s.detail)) : null));
 }
 
+// shadowed compares kvepp's choices with those of the picker in service.
+function shadowed(s) {
+  if (!s) return null;
+  const count = name => s.outcomes[name] || 0, choices = count("equal") + count("other");
+  const reasons = Object.entries(s.outcomes).filter(([name, n]) => n && name !== "equal" && name !== "other");
+  return el("section", {id: "shadow"}, el("h3", {}, "Shadow: another picker chooses"),
+    tiles([["Choices as kvepp's", percent(share(count("equal"), choices)), "t-equal"], ["Compared", number(choices)],
+      ["Cached, kvepp's choices", percent(share(s.tokens.kvepp, s.tokens.prompt)), "t-kvepp"],
+      ["Cached, where served", percent(share(s.tokens.served, s.tokens.prompt)), "t-served"]]),
+    facts(reasons.map(([name, n]) => ["Not compared: " + name, number(n)])));
+}
+
 const fleet = {
   name: "fleet", title: "Fleet",
   start(root, page) {
@@ -179,7 +191,7 @@ const fleet = {
         ["Queued", number(f.queues.reduce((n, q) => n + q.requests, 0)), "t-queued"],
         ["Index blocks", short(f.index.blocks), "t-blocks"],
         ["Up", duration(now - Date.parse(f.started) / 1000), "t-up"],
-      ]), findings(f.findings) || "");
+      ]), findings(f.findings) || "", shadowed(f.shadow) || "");
     });
   },
 };

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 )
 
 // column is one way through Envoy.
@@ -12,6 +13,7 @@ type column struct {
 	processor *program // nil: none
 	// bodiless: the processor does not get the bodies of responses.
 	bodiless bool
+	shadow   bool // the processor is kvepp in shadow, as in manifests/envoy/shadow.yaml
 }
 
 type object = map[string]any
@@ -61,6 +63,14 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 		if c.processor != nil {
 			name := fmt.Sprintf("processor-%d", i)
 			clusters = append(clusters, cluster(name, c.processor.port, true))
+			if c.shadow {
+				maps.Copy(clusters[len(clusters)-1], object{"per_connection_buffer_limit_bytes": 0,
+					"common_lb_config": object{"healthy_panic_threshold": object{"value": 0}},
+					"health_checks": []object{{"timeout": "1s", "interval": "1s", "no_traffic_interval": "1s",
+						"unhealthy_threshold": 2, "healthy_threshold": 1, "grpc_health_check": object{
+							"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"}}},
+					"close_connections_on_host_health_failure": true})
+			}
 			mode := object{
 				"request_header_mode":   "SEND",
 				"request_body_mode":     "FULL_DUPLEX_STREAMED",
@@ -72,11 +82,17 @@ func envoyConfig(columns []*column, upstream int) ([]byte, error) {
 			if c.bodiless {
 				mode["response_body_mode"] = "NONE"
 			}
+			processor := object{
+				"grpc_service":    object{"envoy_grpc": object{"cluster_name": name}, "timeout": "0s"},
+				"message_timeout": "30s", "processing_mode": mode,
+				"metadata_options": object{"receiving_namespaces": object{"untyped": []string{"envoy.lb"}}}}
+			if c.shadow {
+				mode["request_body_mode"], mode["response_body_mode"] = "STREAMED", "STREAMED"
+				maps.Copy(processor, object{"observability_mode": true, "failure_mode_allow": true,
+					"deferred_close_timeout": "1s", "response_attributes": []string{"upstream.address"}})
+			}
 			filters = append(filters, object{"name": "envoy.filters.http.ext_proc", "typed_config": typed(
-				"envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", object{
-					"grpc_service":    object{"envoy_grpc": object{"cluster_name": name}, "timeout": "0s"},
-					"message_timeout": "30s", "processing_mode": mode,
-					"metadata_options": object{"receiving_namespaces": object{"untyped": []string{"envoy.lb"}}}})})
+				"envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", processor)})
 		}
 		filters = append(filters, object{"name": "envoy.filters.http.router", "typed_config": typed(
 			"envoy.extensions.filters.http.router.v3.Router", object{})})

@@ -48,8 +48,8 @@ func main() {
 	flag.DurationVar(&o.length, "length", time.Second, "time of one measurement")
 	flag.IntVar(&o.streams, "streams", 500, "number of concurrent streams")
 	flag.IntVar(&o.chunks, "chunks", 100, "pieces of each stream, ten a second")
-	flag.StringVar(&o.only, "only", "", "run only this part: bodies, chats, streams; or page, which runs only "+
-		"if it is named")
+	flag.StringVar(&o.only, "only", "", "run only this part: bodies, chats, streams; or page or shadow, which "+
+		"run only if they are named")
 	flag.IntVar(&o.size, "size", 0, "only bodies of this many KB: 4, 32, 256 or 1024")
 	flag.IntVar(&o.connections, "connections", 0, "only bodies over this many connections: 1 or 64")
 	flag.StringVar(
@@ -83,8 +83,8 @@ func run(ctx context.Context, o *options) error {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context, *options, *programs) error
-	}{{"bodies", bodies}, {"chats", chats}, {"streams", streams}, {"page", page}} {
-		if o.only != part.name && (o.only != "" || part.name == "page") {
+	}{{"bodies", bodies}, {"chats", chats}, {"streams", streams}, {"page", page}, {"shadow", shadow}} {
+		if o.only != part.name && (o.only != "" || part.name == "page" || part.name == "shadow") {
 			continue
 		}
 		if err := part.run(ctx, o, p); err != nil {

@@ -115,8 +115,8 @@ func (p *programs) underPage(ctx context.Context, v *pageView, length time.Durat
 		})
 	}
 	began := time.Now()
-	sent, err := p.pace(ctx, length)
-	took := time.Since(began)
+	times, err := p.pace(ctx, p.kv, pageRate, length)
+	sent, took := len(times), time.Since(began)
 	after, cpuErr := p.kv.processor.cpu()
 	closePage()
 	readers.Wait()
@@ -168,8 +168,11 @@ func (p *programs) read(ctx context.Context, path string, every time.Duration) (
 	}
 }
 
-// pace sends pageRate requests a second over 64 connections. A connection that is late goes on at once.
-func (p *programs) pace(ctx context.Context, length time.Duration) (sent int, err error) {
+// pace sends so many requests a second over 64 connections, and returns how long each took. A connection that is late
+// goes on at once.
+func (p *programs) pace(
+	ctx context.Context, to *column, rate int, length time.Duration,
+) (times []time.Duration, err error) {
 	const connections = 64
 	began := time.Now()
 	var wg sync.WaitGroup
@@ -177,42 +180,46 @@ func (p *programs) pace(ctx context.Context, length time.Duration) (sent int, er
 	for i := range connections {
 		w := p.words.writer()
 		wg.Go(func() {
-			n, failed := p.paceOne(ctx, w, began, i, connections, length)
+			took, failed := paceOne(ctx, to, rate, w, began, i, connections, length)
 			mu.Lock()
 			defer mu.Unlock()
-			sent, err = sent+n, errors.Join(err, failed)
+			times, err = append(times, took...), errors.Join(err, failed)
 		})
 	}
 	wg.Wait()
-	return sent, err
+	return times, err
 }
 
 // paceOne sends each connections-th request, from the first one on.
-func (p *programs) paceOne(
+func paceOne(
 	ctx context.Context,
+	to *column,
+	rate int,
 	w *writer,
 	began time.Time,
 	first, connections int,
 	length time.Duration,
-) (n int, err error) {
-	c, err := dial(p.kv.listen)
+) (times []time.Duration, err error) {
+	c, err := dial(to.listen)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer c.Close()
 	for k := first; ; k += connections {
-		at := time.Duration(k) * time.Second / pageRate
+		at := time.Duration(k) * time.Second / time.Duration(rate)
 		if at >= length {
-			return n, nil
+			return times, nil
 		}
+		body := w.cut(4 << 10)
 		select {
 		case <-ctx.Done():
-			return n, ctx.Err()
+			return times, ctx.Err()
 		case <-time.After(time.Until(began.Add(at))):
 		}
-		if err := c.ask(w.cut(4 << 10)); err != nil {
-			return n, err
+		sent := time.Now()
+		if err := c.ask(body); err != nil {
+			return times, err
 		}
-		n++
+		times = append(times, time.Since(sent))
 	}
 }

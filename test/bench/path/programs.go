@@ -34,6 +34,7 @@ type programs struct {
 	alone, echo, leastLoaded, kv, echoBodiless *column
 	leastLoadedBodiless                        *column
 	gaie                                       *column // nil: without it
+	shadow                                     *column // nil: without it
 	cluster                                    *apiserver.Server
 	columns                                    []*column
 	words                                      words
@@ -151,6 +152,19 @@ func (p *programs) startProcessors(ctx context.Context, o *options) error {
 	p.echoBodiless = &column{name: "echo, no response bodies", processor: echo, bodiless: true}
 	p.leastLoadedBodiless = &column{name: "least-loaded, no response bodies", processor: least, bodiless: true}
 	p.columns = []*column{p.alone, p.echo, p.leastLoaded, p.kv, p.echoBodiless, p.leastLoadedBodiless}
+	if o.only == "shadow" {
+		file := filepath.Join(p.folder, "shadow.yaml")
+		text := fmt.Sprintf("endpoints: [{name: e, address: '127.0.0.1:%d', model: m, blockSize: 16}]\n", p.upstream)
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			return err
+		}
+		x, err := p.startKvepp("shadow", o, file, "--shadow", "--model", "m="+o.model, "--no-router-kv-events")
+		if err != nil {
+			return err
+		}
+		p.shadow = &column{name: "shadow", processor: x, shadow: true}
+		p.columns = append(p.columns, p.shadow)
+	}
 	if o.gaie != "" {
 		x, err := p.startGAIE(ctx, o, p.ports(3), p.upstream)
 		if err != nil {

@@ -69,6 +69,19 @@ func ownTicks() (ticks float64) {
 	return ticks
 }
 
+// ticksOf returns the CPU time of one process; 0: it does not run.
+func ticksOf(pid int) float64 {
+	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat") // without one there is no time
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseFloat(fields[11], 64)
+	system, _ := strconv.ParseFloat(fields[12], 64)
+	return user + system
+}
+
 // ticksPerSecond is the unit of /proc, which Linux fixes for programs.
 const ticksPerSecond = 100
 

@@ -35,10 +35,16 @@ func main() {
 		"and as many that share nothing; print what sharing keeps of one kvepp's routing")
 	flag.StringVar(&o.charts, "charts", "bin/bench", "folder for quality.svg without -out")
 	table := flag.Bool("table", false, "play nothing: print the table of the runs in -out")
+	flag.StringVar(&o.peer, "peer", "", "also play another `PICKER`: llm-d or gaie (the Gateway API's)")
+	flag.StringVar(&o.program, "program", "", "`FILE` of its program")
+	flag.StringVar(&o.kube, "kube", "", "`FOLDER` with kube-apiserver and etcd, for gaie")
 	replay := flag.Bool("replay", false, "play nothing: replay the traces of the runs in -out by kvepp replay, and "+
 		"print what it predicts beside what clients measured")
 	plan := flag.Bool("plan", false, "play nothing: write the traces that the scenarios would send, with estimated "+
 		"numbers of tokens, to -out, and print their names and the flags with which kvepp replay models the workers")
+	flag.BoolVar(&o.predict, "predict", false, "play "+incumbent+", or with -peer=gaie that picker, with kvepp serve "+
+		"--shadow beside it, then "+switched+" with the same traffic, and compare what kvepp replay predicts from the "+
+		"first recording with the second; needs -out")
 	flag.Parse()
 	several := replicated(cmp.Or(*replicas, 4))
 	systems = append(systems, several...)
@@ -47,11 +53,13 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	err := o.check(flag.Args())
+	err := cmp.Or(o.checkPeer(), o.check(flag.Args()))
 	switch {
 	case err != nil:
-	case (*replay || *plan) && o.out == "":
-		err = errors.New("-replay and -plan need -out")
+	case (*replay || *plan || o.predict) && o.out == "":
+		err = errors.New("-replay, -plan and -predict need -out")
+	case o.predict:
+		err = o.predictAll(ctx, os.Stdout)
 	case *replay:
 		err = o.compareWithReplay(ctx, os.Stdout)
 	case *plan:
@@ -74,7 +82,10 @@ func main() {
 type options struct {
 	first, seeds       int
 	only, routers, out string
+	predict            bool
 	charts             string // the folder for the chart without out
+	peer, program      string // another picker, and its program
+	kube               string // Kubernetes' programs, for it
 	runs               []run  // without out
 }
 
@@ -97,6 +108,8 @@ type system struct {
 	replicas int      // kvepps behind one Envoy; 0: 1
 	unshared bool     // these share nothing
 	flags    []string // of kvepp
+	peer     string   // a configuration of the peer, which plays in kvepp's place
+	shadow   bool     // kvepp serve --shadow beside the peer or, without one, beside Envoy's round robin
 }
 
 // baseline is the system that the others are compared with.
@@ -115,8 +128,15 @@ var systems = []system{
 	{name: "round-robin", frontend: "round-robin", extra: true},
 	{name: "kvepp text", extra: true, flags: []string{"--router-policy=time"}},
 	{name: "Envoy, Dynamo kv", frontend: "kv", gateway: true, only: "burst", extra: true},
+	{name: incumbent, extra: true, shadow: true, flags: shadowFlags},
 	{name: "least-loaded", frontend: "least-loaded", only: "zero reuse", extra: true},
 }
+
+// incumbent is the system whose recording, by kvepp in shadow, predicts what switched would do. Frontends treat
+// requests alike in both.
+const incumbent, switched = "shadow round-robin", "kvepp text"
+
+var shadowFlags = []string{"--shadow", "--router-policy=time"}
 
 // single is the system that several replicas are compared with.
 const single = "kvepp time"
@@ -155,7 +175,7 @@ func (o *options) named(sc *scenario) bool {
 }
 
 func (o *options) plays(sys *system, sc *scenario) bool {
-	if !o.named(sc) || sys.only != "" && sys.only != sc.name {
+	if !o.named(sc) || sys.only != "" && sys.only != sc.name || sys.peer != "" && sc.later > 0 {
 		return false
 	}
 	switch o.routers {
@@ -234,6 +254,19 @@ func (o *options) playOnce(
 	if sc.later > 0 {
 		cfg.Later = 1
 	}
+	recording := filepath.Join(dir, "recording.jsonl")
+	if o.predict {
+		cfg.KveppFlags = append(cfg.KveppFlags, "--record="+recording)
+	}
+	var other *peer
+	if sys.peer != "" {
+		other = &peer{kind: sys.peer, program: o.program, kube: o.kube, blocks: e.blocks}
+		cfg.Picker, cfg.FrontendMode = other.start, "round-robin"
+		defer other.stop()
+	}
+	if sys.shadow {
+		shadowed(&cfg)
+	}
 	s, err := stack.Start(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("%w\nlogs: %s", err, filepath.Join(dir, "*.log"))
@@ -242,6 +275,11 @@ func (o *options) playOnce(
 		s.Close()
 		os.RemoveAll(dir)
 	}()
+	if sys.shadow {
+		if err := s.Settled(ctx, e.workers); err != nil {
+			return nil, err
+		}
+	}
 	p := player{stack: s, scenario: sc, systems: map[string]bool{}, contexts: map[*session]int{},
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}},
 		run: run{Scenario: sc.name, Router: sys.name, Seed: seed, Workers: cfg.Workers,
@@ -250,14 +288,32 @@ func (o *options) playOnce(
 	if err := p.warmUp(ctx); err != nil {
 		return nil, err
 	}
-	before := cpuTime()
+	picker := 0
+	switch {
+	case other != nil:
+		if err := other.check(ctx, p.run.Floor); err != nil {
+			return nil, err
+		}
+		picker = other.process.Pid()
+	case sys.frontend == "" && sys.replicas == 0:
+		picker = s.KveppPID()
+	}
+	before, used, begin := cpuTime(), ticksOf(picker), time.Now()
 	if err := p.playAll(ctx, sys, sc.make(newWriter(seed))); err != nil {
 		return nil, err
 	}
-	if err := evenly(ctx, s, sys); err != nil {
-		return nil, err
+	if other == nil {
+		if err := evenly(ctx, s, sys); err != nil {
+			return nil, err
+		}
 	}
 	p.run.Busy, p.run.Own = busyShares(before, cpuTime())
+	p.run.Picker = (ticksOf(picker) - used) / ticksPerSecond
+	if o.predict {
+		if err := o.keepRecording(ctx, recording, &p.run, begin); err != nil {
+			return nil, err
+		}
+	}
 	if o.out != "" {
 		if err := p.recorder.write(o.out, p.run.traceFile()); err != nil {
 			return nil, err

@@ -18,6 +18,7 @@ type run struct {
 	WorkingSet       int     // the most tokens of conversations that were held at once
 	Floor            float64 // TTFT of a cached prompt on idle workers, ms; 0: no prompt was cached
 	Busy, Own        float64 // shares of the machine's cores that all programs, and this bench's, used, 0 to 1
+	Picker           float64 // CPU seconds of the picker's process; 0: it has none of its own
 	Samples          []sample
 }
 

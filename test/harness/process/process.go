@@ -155,8 +155,9 @@ func Healthy(url string) func() error {
 
 // Up waits until ready returns nil. It fails at once if one of the processes has ended.
 func Up(ctx context.Context, what string, ready func() error, on ...*Process) error {
-	// The timeout is long because the machine may be busy. The wait ends at once if a program ended.
-	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute)
+	// The timeout is long because the machine may be busy: then vLLM imports its modules for eight minutes. The wait
+	// ends at once if a program ended.
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	err := Until(ctx, func() error {
 		for _, p := range on {

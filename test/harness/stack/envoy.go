@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -164,18 +165,16 @@ func (e *Envoy) config(manifest []byte, edit func(config any)) ([]byte, error) {
 			if At(cluster, "type") == "ORIGINAL_DST" {
 				continue
 			}
-			seen := map[int]bool{}
+			var addresses []string
 			for _, w := range e.stack.Workers {
-				if !seen[w.port] {
-					to = append(to, map[string]any{"endpoint": map[string]any{"address": address(w.port)}})
+				if !slices.Contains(addresses, w.Address) {
+					addresses = append(addresses, w.Address)
 				}
-				seen[w.port] = true
 			}
-			servers, err := of(e.stack.cfg.Servers)
-			if err != nil {
+			var err error
+			if to, err = of(append(addresses, e.stack.cfg.Servers...)); err != nil {
 				return nil, err
 			}
-			to = append(to, servers...)
 			for _, engine := range e.stack.cfg.Engines {
 				more, err := of([]string{engine.Address})
 				if err != nil {

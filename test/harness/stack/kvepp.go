@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,8 @@ func (s *Stack) StartKvepp(ctx context.Context) (err error) {
 
 // kveppArgs returns the command line of a kvepp.
 func (s *Stack) kveppArgs(r *replica) []string {
-	return slices.Concat([]string{filepath.Join(s.cfg.Root, "bin/kvepp"), "serve"}, s.EndpointFlags(),
+	program := []string{filepath.Join(s.cfg.Root, "bin/kvepp"), cmp.Or(s.cfg.Command, "serve")}
+	return slices.Concat(program, s.EndpointFlags(),
 		[]string{"--bind-address", "127.0.0.1",
 			"--grpc-port", strconv.Itoa(r.grpc), "--grpc-health-port", strconv.Itoa(r.health), "--metrics-port",
 			strconv.Itoa(r.prom), "--admin-address", fmt.Sprintf("127.0.0.1:%d", r.admin), "--nats-server", s.natsURL(),

@@ -7,6 +7,17 @@ import (
 	"kvepp/test/harness/process"
 )
 
+// Spawn starts a program of the caller's like the stack's own. The caller ends it.
+func (s *Stack) Spawn(name string, env []string, argv ...string) (*process.Process, error) {
+	return s.spawn(name, env, argv...)
+}
+
+// Folder returns the folder of logs and configurations.
+func (s *Stack) Folder() string { return s.dir }
+
+// ModelFolder returns the folder of the workers' model.
+func (s *Stack) ModelFolder() string { return s.cfg.Model }
+
 // spawn starts a program whose output goes to a file in the stack's folder.
 func (s *Stack) spawn(name string, env []string, argv ...string) (*process.Process, error) {
 	p, err := process.Start(s.dir, name, env, argv...)

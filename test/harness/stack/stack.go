@@ -10,8 +10,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 
 	"kvepp/test/harness/process"
@@ -48,6 +50,8 @@ type Config struct {
 	// FrontendMode is the router mode of the workers' frontends; empty: direct. With round-robin, a worker with a
 	// frontend of its own serves any request, as a stock engine does.
 	FrontendMode string
+	// FrontendArgs are further arguments of the workers' frontends.
+	FrontendArgs []string
 	// EventPlane is "zmq" or "nats" for workers that announce their blocks only on Dynamo's event plane and not on
 	// engine sockets; "nats" starts a NATS server. Empty: engine sockets.
 	EventPlane string
@@ -65,6 +69,7 @@ type Config struct {
 
 	// KveppModel is the model folder for kvepp; empty: Model.
 	KveppModel string
+	Command    string   // of kvepp; empty: serve
 	KveppFlags []string // if they contain --model=..., KveppModel is not used
 	KveppEnv   []string // NAME=VALUE
 	// Endpoints, if not empty, is the text of the endpoints file in place of the generated one. Start then waits until
@@ -80,6 +85,11 @@ type Config struct {
 	// ExtProc are addresses of external processors that the caller starts itself. Envoy then calls a healthy one of
 	// them, and the stack starts no kvepp. Empty: the stack's kvepp.
 	ExtProc []string
+	// Picker, if not nil, starts an external processor of the caller's when the workers serve, and returns its address.
+	// Envoy then calls that one, and the stack starts no kvepp. As pods do, the workers' frontends then have addresses
+	// of their own (127.0.0.11 and up) and the same port, and the workers have metrics pages. The caller ends the
+	// processor.
+	Picker func(context.Context, *Stack) (address string, err error)
 	// Manifest is the first Envoy's manifest in manifests/envoy; empty: override-host.yaml.
 	Manifest string
 	// EditEnvoy, if not nil, changes each Envoy's whole configuration as the last step.
@@ -224,6 +234,18 @@ func (s *Stack) startProxies(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if s.cfg.Picker != nil {
+		for _, w := range s.Workers {
+			if err := w.Ready(ctx); err != nil {
+				return err
+			}
+		}
+		address, err := s.cfg.Picker(ctx, s)
+		if err != nil {
+			return err
+		}
+		s.cfg.ExtProc = []string{address}
+	}
 	if len(s.cfg.ExtProc) == 0 {
 		if err := s.StartKvepp(ctx); err != nil {
 			return err
@@ -297,7 +319,7 @@ func (s *Stack) allocate() (err error) {
 		if n := len(s.cfg.Speeds); n > 0 {
 			w.speed *= s.cfg.Speeds[i%n]
 		}
-		if i < s.cfg.Pages {
+		if i < s.cfg.Pages || s.cfg.Picker != nil {
 			w.page = take(1)
 		}
 		if i < s.cfg.Prefill {
@@ -308,10 +330,14 @@ func (s *Stack) allocate() (err error) {
 		}
 		if s.cfg.SharedFrontend || s.cfg.Frontend != "" {
 			w.Namespace = "shared"
-		} else {
+		} else if s.cfg.Picker == nil {
 			w.port = take(1)
 		}
-		w.Address = fmt.Sprintf("127.0.0.1:%d", w.port)
+		w.host = "127.0.0.1"
+		if s.cfg.Picker != nil {
+			w.host = fmt.Sprintf("127.0.0.%d", 11+i)
+		}
+		w.Address = net.JoinHostPort(w.host, strconv.Itoa(w.port))
 		s.Workers = append(s.Workers, w)
 	}
 	return err

@@ -34,7 +34,8 @@ type Worker struct {
 	instance       uint64  // its id, with a shared frontend
 	bootstrap      int     // port of a prefill worker where decode workers fetch blocks
 	events, replay int
-	page           int // port of its own metrics; 0: none
+	page           int    // port of its own metrics; 0: none
+	host           string // of its frontend
 	port           int
 	mocker         *process.Process
 	frontend       *process.Process
@@ -87,7 +88,8 @@ func (w *Worker) startMocker() (err error) {
 func (w *Worker) startFrontend() (err error) {
 	s := w.stack
 	args := []string{s.python(), "-m", "dynamo.frontend", "--router-mode", cmp.Or(s.cfg.FrontendMode, "direct"),
-		"--http-host", "127.0.0.1", "--http-port", strconv.Itoa(w.port)}
+		"--http-host", w.host, "--http-port", strconv.Itoa(w.port)}
+	args = append(args, s.cfg.FrontendArgs...)
 	if s.cfg.SharedFrontend {
 		if s.shared == nil {
 			s.shared, err = s.spawn("frontend", s.dynamoEnv(), args...)
@@ -206,6 +208,12 @@ func (w *Worker) Entry() string {
 	}
 	return entry
 }
+
+// EventsURL returns where the worker publishes its KV events.
+func (w *Worker) EventsURL() string { return fmt.Sprintf("tcp://127.0.0.1:%d", w.events) }
+
+// PageURL returns where the worker's own metrics are; it needs Config.Pages or Config.Picker.
+func (w *Worker) PageURL() string { return fmt.Sprintf("http://127.0.0.1:%d/metrics", w.page) }
 
 // InstanceID returns the worker's current id in Dynamo.
 func (w *Worker) InstanceID(ctx context.Context) (string, error) {

@@ -29,7 +29,8 @@ var changes = []struct {
 	to   string
 }{
 	{regexp.MustCompile(`(?m)^(\s*)image: \S*/(lw)?epp:.*\n(\s*imagePullPolicy: .*\n)?(\s*)args:\n`),
-		"${1}image: kvepp/kvepp:e2e\n${1}imagePullPolicy: Never\n${1}args:\n${1}- serve\n${1}- --conformance\n"},
+		"${1}image: kvepp/kvepp:e2e\n${1}imagePullPolicy: Never\n${1}args:\n${1}- serve\n" +
+			"${1}- --gateway=conformance\n"},
 	{
 		regexp.MustCompile(`(?m)^(\s*)image: \S*/echo-basic:.*\n`),
 		"${1}image: kvepp/echo:e2e\n${1}imagePullPolicy: Never\n",

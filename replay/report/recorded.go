@@ -1,0 +1,82 @@
+package report
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"kvepp/replay"
+)
+
+// readRecording makes the engines of all settings those of the recording, with the speeds that its answers tell.
+func (c *Config) readRecording(ctx context.Context, settings []Setting, stderr io.Writer) (engines string, err error) {
+	if !c.flags.Changed("format") {
+		c.format = string(replay.Kvepp)
+	}
+	if c.format != string(replay.Kvepp) && c.format != string(replay.Dynamo) {
+		return "", fmt.Errorf("--format %s: what a recording did is only known in the format kvepp or dynamo", c.format)
+	}
+	blockSize := 0
+	if c.flags.Changed("block-size") || c.endpoints != "" {
+		blockSize = c.Base.Engine.BlockSize
+	}
+	next, closeFile := c.open(blockSize, &c.shadow)
+	r, err := replay.ReadRecording(next)
+	closeFile()
+	if err != nil && len(c.shadow.Unjudged) > 0 {
+		err = fmt.Errorf("%w; kvepp in shadow could not judge: %s (docs/shadow.md says what to change)", err,
+			counts(c.shadow.Unjudged))
+	}
+	if err != nil {
+		return "", err
+	}
+	base := c.Base
+	base.Engine.BlockSize = r.BlockSize
+	if c.endpoints == "" {
+		if !c.flags.Changed("workers") {
+			base.Workers = len(r.Workers)
+		}
+		if base.Workers < len(r.Workers) {
+			return "", fmt.Errorf("--workers %d: the recording has %d", base.Workers, len(r.Workers))
+		}
+		base.Own = make([]replay.Own, base.Workers)
+		for i := range base.Own {
+			base.Own[i].Name = fmt.Sprint(i)
+			if i < len(r.Workers) {
+				base.Own[i] = replay.Own{Name: r.Workers[i].String(), ID: r.Workers[i]}
+			}
+		}
+	}
+	if err := r.Number(base.Own); err != nil {
+		return "", fmt.Errorf("--endpoints %s: %w", c.endpoints, err)
+	}
+	if !c.flags.Changed("engine-speeds") {
+		base.Speeds = nil
+	}
+	if c.flags.Changed("prefill-ms") && c.flags.Changed("decode-ms") {
+		engines = "engines: as --prefill-ms and --decode-ms say\n"
+	} else {
+		f, err := r.Fit(ctx, &base)
+		if err != nil {
+			return "", err
+		}
+		engines = fmt.Sprintf("engines: --prefill-ms=%s --decode-ms=%s fit %d of the first %d answers; half of the "+
+			"times to first token are within %.0f %%\n", short(base.Engine.Prefill), short(base.Engine.Decode),
+			f.Answers, f.Sample, 100*(f.Error-1))
+		if base.Speeds != nil && !c.flags.Changed("engine-speeds") {
+			engines += fmt.Sprintf("engines: relative speeds %.2f\n", base.Speeds)
+		}
+	}
+	fmt.Fprint(stderr, engines)
+	c.recording = r
+	for i := range settings {
+		s := &settings[i].Config
+		s.Engine, s.Workers, s.Own, s.Speeds = base.Engine, base.Workers, base.Own, base.Speeds
+		if err := s.Validate(); err != nil {
+			return "", err
+		}
+	}
+	return engines, nil
+}
+
+func short(c replay.Curve) string { return fmt.Sprintf("%.4g,%.4g,%.4g", c[0], c[1], c[2]) }

@@ -1,0 +1,280 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"kvepp/indexer"
+	"kvepp/kvblock"
+	"kvepp/pool"
+	"kvepp/prompt"
+	"kvepp/prompt/body"
+	"kvepp/router/ladder"
+	"kvepp/router/record"
+	"kvepp/scoring"
+)
+
+// What came of a shadowed request, as a metric's label: kvepp would have chosen an equal worker or another one, or why
+// kvepp could not judge that. A Reason of [Decision] is a further cause.
+const (
+	ShadowEqual         = "equal" // the same worker, or one of the same cost
+	ShadowOther         = "other"
+	ShadowRefused       = "would_refuse"     // kvepp would have refused the request
+	ShadowNoAddress     = "no_address"       // the proxy does not say which endpoint serves the request
+	ShadowUnknown       = "unknown_endpoint" // the pool has no endpoint at that address
+	ShadowSeveral       = "several_workers"  // the endpoint has several workers, and its engine chooses among them
+	ShadowDisaggregated = "disaggregated"    // it is not known which worker computes the prompt
+	ShadowNoMemory      = "no_memory"        // the memory of requests had no room for the prompt's blocks
+	ShadowUnserved      = "no_response"      // the request ended before a response
+)
+
+// shadow is what a route keeps of a request until it is known which endpoint serves it.
+type shadow struct {
+	router   *Router
+	unjudged string // why the two choices cannot be compared; empty: they can
+	received time.Time
+	decided  time.Time
+	bodySize int
+	prompt   prepared // what Serve reads of it, without the body's memory
+	inexact  bool     // not all of the token ids are known
+	variants []variant
+	held     int // bytes of variants, in the memory of bodies
+	pricing  scoring.Config
+	equals   []kvblock.Worker // whose cost was not above that of the chosen one
+	ejected  []kvblock.Worker
+	busy     []kvblock.Worker // above a busy threshold
+}
+
+// Shadow decides, as Route would, a request that another picker routes. It books nothing: Serve does, once it is known
+// where that picker sent the request. The request does not wait, and sessions have no effect.
+//
+// Errors: *body.Error for a body that is not a request; ctx's own.
+func (r *Router) Shadow(ctx context.Context, req *Request) (*Route, error) {
+	s := &shadow{router: r, received: req.Received, decided: time.Now()}
+	p, err := r.prepare(ctx, req, nil)
+	defer p.releaseMemory()
+	if err = errors.Join(err, ctx.Err()); err != nil {
+		return nil, err
+	}
+	s.bodySize = max(len(req.Body), req.BodyBytes)
+	sc := r.takeScratch(nil)
+	defer r.putScratch(sc)
+	r.chooseVersion(sc, &p)
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	chosen, err := r.rehearsal().choose(sc, snapshot, req, &p)
+	route := &Route{shadow: s, elsewhere: true}
+	if err != nil {
+		s.unjudged = ShadowRefused
+	} else {
+		r.climb(sc, snapshot, req, &p, chosen)
+		route.Decision, route.climb = chosen.Decision, chosen.climb
+		l := sc.promptLeg(chosen)
+		for i := range l.workers {
+			if w := &l.workers[i]; l.costs[i] <= chosen.Cost || w.Worker == chosen.computes.Worker {
+				s.equals = append(s.equals, w.Worker)
+			}
+		}
+	}
+	if !sc.ejectedAdmitted { // else kvepp avoids none of them
+		for i := range sc.ejected {
+			s.ejected = append(s.ejected, sc.ejected[i].Worker)
+		}
+	}
+	for i, over := range sc.over {
+		if over {
+			s.busy = append(s.busy, snapshot.Workers[i].Worker)
+		}
+	}
+	if r.cfg.Keep > 0 {
+		kept := recordOf(&sc.gathered, req, &p, chosen, 0, err)
+		kept.keepChain(&sc.matched, &p, chosen)
+		r.records.add(kept)
+		r.records.keep(route, kept)
+	}
+	s.pricing = sc.pricing
+	s.keep(sc, p)
+	return route, nil
+}
+
+// keep copies from a decision what Serve needs: the prompt's blocks, and which worker had how many of them.
+func (s *shadow) keep(sc *scratch, p prepared) {
+	for i := range p.tokens {
+		s.inexact = s.inexact || p.tokens[i].Certain < len(p.tokens[i].IDs)
+	}
+	for i := range sc.variants {
+		v := sc.variants[i]
+		v.overlap, v.prompts = slices.Clone(v.overlap), slices.Clone(v.prompts)
+		s.held += 8*v.blocks() + 20*len(v.overlap)
+		for j := range v.prompts {
+			v.prompts[j] = indexer.Prompt{Chain: v.prompts[j].Chain}
+		}
+		s.variants = append(s.variants, v)
+	}
+	if !s.router.cfg.Memory.Held.TryTake(s.held) {
+		s.variants, s.held, s.unjudged = nil, 0, ShadowNoMemory
+	}
+	s.prompt = prepared{model: strings.Clone(p.model), lora: strings.Clone(p.lora), label: p.label, isl: p.isl,
+		version: p.version, most: p.most, priority: p.priority, whole: p.whole, reason: p.reason,
+		estimated: p.estimated,
+		hints:     body.Hints{ExpectedOutputTokens: p.hints.ExpectedOutputTokens}}
+	if p.tokens != nil { // else the prompt is not known
+		s.prompt.tokens = make([]prompt.Prompt, len(p.tokens))
+	}
+}
+
+// release gives back the memory that keep took.
+func (s *shadow) release() {
+	s.router.cfg.Memory.Held.Give(s.held)
+	s.held = 0
+}
+
+// Serve books a request of Shadow at the endpoint that serves it, and compares that choice with kvepp's. address is
+// host:port; empty: the proxy does not say. The booking counts from the time when the request came. Serve returns
+// ShadowEqual, ShadowOther, or why they cannot be compared. Only the goroutine that follows the response calls it.
+func (r *Router) Serve(route *Route, address string) (outcome string) {
+	s := route.shadow
+	snapshot := r.pool.Acquire()
+	defer snapshot.Release()
+	w, several := servedAt(snapshot, address)
+	route.ServedBy = ServedBy{Address: address, Outcome: ServedByUnknown}
+	if w == nil {
+		if outcome = ShadowUnknown; address == "" {
+			outcome = ShadowNoAddress
+		}
+		r.Unjudged(outcome)
+		r.records.setServedBy(route)
+		return outcome
+	}
+	chosen := route.Decision
+	r.bookServed(route, snapshot, w)
+	route.ServedBy.Worker, route.ServedBy.Outcome = w.String(), ServedByOther
+	if chosen.WorkerName() == route.WorkerName() {
+		route.ServedBy.Outcome, route.elsewhere = ServedByChosen, false
+	}
+	r.records.setServedBy(route)
+	route.elsewhere = false // the decision is now the one that leads there
+	s.release()
+	route.shadow = nil
+	switch {
+	case s.unjudged != "":
+		outcome = s.unjudged
+	case several:
+		outcome = ShadowSeveral
+	case w.Role == pool.Decode:
+		outcome = ShadowDisaggregated
+	case !route.Reason.exact():
+		outcome = string(route.Reason)
+	default:
+		outcome = ShadowOther
+		if slices.Contains(s.equals, w.Worker) {
+			chosen, outcome = route.Decision, ShadowEqual
+		}
+		r.metrics.ShadowTokens(route.PromptTokens, chosen.PredictedCachedTokens, route.PredictedCachedTokens)
+	}
+	judged := outcome == ShadowEqual || outcome == ShadowOther
+	if route.recorded == nil && !judged {
+		r.Unjudged(outcome)
+		return outcome
+	}
+	r.metrics.Shadowed(outcome)
+	if q := route.recorded; q != nil {
+		q.Shadow = &record.Shadow{Chosen: record.Worker{ID: chosen.InstanceID, Rank: chosen.Rank},
+			ChosenCached: chosen.PredictedCachedTokens, ServedCached: route.PredictedCachedTokens}
+		switch {
+		case slices.Contains(s.ejected, w.Worker):
+			q.Shadow.Avoided = "ejected"
+		case slices.Contains(s.busy, w.Worker):
+			q.Shadow.Avoided = "overloaded"
+		}
+		if !judged {
+			q.Shadow = &record.Shadow{Unjudged: outcome}
+		}
+	}
+	return outcome
+}
+
+// Unjudged counts, by reason, a request in shadow whose choices kvepp cannot compare and does not record otherwise. The
+// recording has it, too, but for requests that --shadow-share leaves out: it has the share.
+func (r *Router) Unjudged(reason string) {
+	r.metrics.Shadowed(reason)
+	if reason != string(ReasonNotSampled) {
+		r.cfg.Recorder.Unjudged(reason)
+	}
+}
+
+// servedAt returns the first worker that requests can be sent to at an address; nil: there is none. several: there are
+// more of them.
+func servedAt(s *pool.Snapshot, address string) (found *pool.Worker, several bool) {
+	for w := range workersAt(s, address) {
+		if found != nil {
+			return found, true
+		}
+		found = w
+	}
+	return found, false
+}
+
+// bookServed books a shadowed request at a worker, and makes the route's decision the one that leads there.
+func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worker) {
+	s, p := route.shadow, &route.shadow.prompt
+	sc := r.takeScratch(nil)
+	defer r.putScratch(sc)
+	sc.kept = true
+	sc.variants = append(sc.variants, s.variants...)
+	sc.standings = r.standings()
+	sc.resetLegs()
+	l := &sc.aggregated
+	l.cfg = s.pricing
+	l.workers, l.candidates = append(l.workers, *w), append(l.candidates, sc.candidate(w))
+	model := w.Model
+	if model != p.model {
+		model = ""
+	}
+	booking, err := r.book.AddRequest(scoring.Request{Model: model, ISLTokens: p.isl, Ago: time.Since(s.decided)},
+		l.candidates[0], &l.cfg)
+	if err != nil { // a number of the pool's that is out of range
+		r.log.Warn("a shadowed request is not booked", "worker", w.String(), "error", err)
+	}
+	route.placed = placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
+		sameTokenizer: w.SameTokenizer, unit: cmp.Or(w.BlockSize, scoring.NominalBlockSize)}
+	reason := p.reason
+	if route.Reason != "" {
+		reason = route.Reason
+	}
+	route.Decision = Decision{Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank,
+		RankByAddress: w.RankByAddress, BlockSize: w.BlockSize}
+	r.explain(sc, route, l, scoring.Selection{UnitTokens: w.BlockSize}, p, reason)
+	route.most = p.most
+	r.watch(&sc.gathered, route, p)
+	route.health.counts[0] = r.counts.of(w.Worker)
+	if c := &route.climb; c.Known {
+		c.Tokens[ladder.Chosen] = route.PredictedCachedTokens
+		if c.Tokens[ladder.Chosen] < c.Tokens[ladder.Eligible] {
+			c.NotChosen = ladder.OtherPicker
+		}
+		c.Fit()
+	} else {
+		c.Tokens[ladder.Prompt], c.Tokens[ladder.Delivered] = p.isl, -1
+	}
+	r.expectResponse(sc, p, route, false)
+	r.observeChoice(&sc.gathered, route, &Request{Received: s.received, BodyBytes: s.bodySize}, p, time.Now())
+	route.observed.began = s.decided
+	if r.cfg.Recorder != nil && !s.inexact {
+		r.beginRecording(sc, route, p)
+	}
+	r.countDecision(route)
+}
+
+// unserved ends a shadowed request that no endpoint of the pool served. The caller counts it.
+func (s *shadow) unserved(route *Route, a *Response) {
+	s.release()
+	if route.record != nil {
+		s.router.records.end(route, &Outcome{Status: a.Status, Complete: a.Complete, Duration: time.Since(s.received),
+			CachedTokens: a.CachedTokens})
+	}
+}
