@@ -9,11 +9,16 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/mod
 # The time limit of a test run. A run that exceeds it prints all goroutines.
 TIMEOUT := 20m
 # The packages whose tests need programs that install.sh installs.
-REAL_PARTS := ^kvepp/(e2e|e2e/manifests|test/(aigw|parity|parity/events|vllm|kube|kind))$$
-# The packages whose long tests are single-threaded: the race detector slows these tests down tenfold and finds nothing.
-LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe
+REAL_PARTS := ^(kvepp|[.])/(e2e|e2e/manifests|test/(aigw|parity|parity/events|vllm|kube|kind))$$
+# The packages without goroutines of their own, and with tests without any: the race detector finds nothing there.
+SEQUENTIAL := ./internal/chart ./internal/flags ./internal/overrides ./internal/prefetch ./internal/suggest ./kvblock ./manifests/envoy ./prompt/body ./prompt/encoders ./prompt/values ./replay/report ./serve/llmd
+# The packages whose long tests are single-threaded, or wait for whole programs: the race detector slows these tests down
+# tenfold, so that it runs only the short ones.
+LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe ./prompt ./extproc ./cmd/kvepp
+# The long tests of these packages that the race detector runs all the same, because much happens in them at once.
+LONG_RACE := ^Test(Concurrent.*|ManyStreams|Replicas|StrangeReplicas|Drain|LogWithoutReader)$$
 # Tests that run without the race detector for the same reason: of memory, of large files, of the pages, of simulations.
-NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName|CostPays$$|Fit$$|RolesInReplay$$)
+NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|RunningRecordsAreBounded$$|BookedBlocksAreBounded$$|AMillionTenants$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName|CostPays$$|Fit$$|RolesInReplay$$)
 # The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
 REPLICAS_RACE := ^Test(Histories|Nodes|Strangers|Nonsense|EarlierVersions)$$
 # How long `make events` kills publishers and drops messages.
@@ -68,14 +73,14 @@ test: ## unit tests with the race detector, and end-to-end tests with real Envoy
 	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j2 test-packages test-programs
 
 test-packages:
-	@$(TIMED) "test: long unit tests" go test -timeout $(TIMEOUT) $(LONG)
-	@$(TIMED) "test: invariants of the index" go test -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer
-	@$(TIMED) "test: memory and pages" go test -timeout $(TIMEOUT) -run '$(NO_RACE)' ./cmd/kvepp ./pool ./prompt ./prompt/body ./router ./scoring ./serve/api ./zmqsub
-	@$(TIMED) "test: race detector, short" go test -race -short -skip '$(NO_RACE)' -timeout $(TIMEOUT) $(LONG)
-	@$(TIMED) "test: race detector, index" go test -race -timeout $(TIMEOUT) -run '^TestConcurrent' ./indexer
-	@$(TIMED) "test: replicas" go test -timeout $(TIMEOUT) ./scoring/replica
-	@$(TIMED) "test: race detector, replicas" go test -race -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica
-	@$(TIMED) "test: race detector" go test -race -skip '$(NO_RACE)' -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(indexer|internal/lint|prompt/bpe|prompt/jinja|replay|scoring/replica)$$')
+	@$(TIMED) "test: sequential and long unit tests" go test -vet=off -timeout $(TIMEOUT) $(SEQUENTIAL) $(LONG)
+	@$(TIMED) "test: invariants of the index" go test -vet=off -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer
+	@$(TIMED) "test: memory" go test -vet=off -timeout $(TIMEOUT) -run '$(NO_RACE)' ./pool ./router ./router/queue ./scoring ./serve/api ./zmqsub
+	@$(TIMED) "test: race detector, short" go test -race -vet=off -short -skip '$(NO_RACE)' -timeout $(TIMEOUT) $(LONG)
+	@$(TIMED) "test: race detector, long" go test -race -vet=off -timeout $(TIMEOUT) -run '$(LONG_RACE)' ./indexer ./extproc ./cmd/kvepp
+	@$(TIMED) "test: replicas" go test -vet=off -timeout $(TIMEOUT) ./scoring/replica
+	@$(TIMED) "test: race detector, replicas" go test -race -vet=off -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica
+	@$(TIMED) "test: race detector" go test -race -vet=off -skip '$(NO_RACE)' -timeout $(TIMEOUT) $$(go list ./... | sed 's|^kvepp|.|' | grep -Ev '$(REAL_PARTS)' | grep -Fvx $(SEQUENTIAL:%=-e %) $(LONG:%=-e %) -e ./internal/lint -e ./scoring/replica)
 	@$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity
 
 test-programs:
@@ -116,11 +121,11 @@ storm: build ## random requests through Envoy while all programs fail, and thous
 	@KVEPP_TOOLS="$(TOOLS)" go test -v -count=1 -timeout $(TIMEOUT) -run '^Test(Storm|Crowd)' ./e2e -storm $(STORM) -storm-seed $(SEED) -crowd 2000
 	@go test -v -count=1 -timeout $(TIMEOUT) -run '^TestHostile' ./zmqsub ./indexer/feed -hostile 30s -hostile-seed $(SEED)
 
-test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (fetches 3 GB, once)
+test-vllm: build ## token ids, KV events and prefix cache of a whole vLLM on the CPU (fetches 3 GB, once; FULL=1: more hybrid models)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(test/tools/models.sh qwen3)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestVLLM$$' ./test/parity/events
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_MODELS="$$(test/tools/models.sh qwen3)" \
-	go test -v -count=1 -timeout 30m ./test/vllm
+	go test -v -count=1 -timeout 30m ./test/vllm $(if $(FULL),-full)
 	@KVEPP_VLLM="$$($(INSTALL) vllm)" KVEPP_VLLM_MEDIA="$$($(INSTALL) media)" \
 	go test -v -count=1 -timeout $(TIMEOUT) -run '^TestMediaProcessors$$' ./test/parity
 

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	requests  = 500
+	requests  = 1000
 	maxTokens = 1800 // of a conversation; then another one replaces it
 	blocks    = 640  // of vLLM's cache, which is too small for all conversations
 )
