@@ -408,7 +408,7 @@ func FuzzNormalizeTails(f *testing.F) {
 		n.tailLimit = 3
 		known := n.Traits().BlockSize
 		var b Batch
-		for i := 0; i+2 < len(script); i += 3 {
+		for i := 0; i+2 < min(len(script), 3000); i += 3 {
 			shape, hash, parent := script[i], int(script[i+1]%16)+1, int(script[i+2]%16)
 			blockSize := []int{1, 2, 3, 4, 8}[shape>>2%8%5]
 			var e pairs
