@@ -99,15 +99,16 @@ LONG_PARTS = for part in $(1); do $(TIMED) "test-long: $$part" $(MAKE) --no-prin
 long-computing:
 	@$(call LONG_PARTS,parity)
 	@$(TIMED) "test-long: fuzzing" test/fuzz.sh
+	@$(call LONG_PARTS,storm)
 
 long-cluster:
-	@$(call LONG_PARTS,events $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) storm)
+	@$(call LONG_PARTS,events $(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down))
 
 long-waiting:
 	@$(call LONG_PARTS,test-kube test-image test-vllm)
 	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
 
-parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API; FULL=1: all versions, templates and more random texts, before a release)
+parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API; FULL=1: all versions, templates and folders and more texts, before a release)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
 	$(call ORACLES,$(if $(ENGINE),llama2 gptoss,all)) KVEPP_TOOLS="$$tools" KVEPP_ENGINES="$$engines" KVEPP_ENGINE_VERSIONS="$$versions" KVEPP_VLLM_MISTRAL="$$mistral" KVEPP_TEMPLATES="$$templates" KVEPP_PARITY="$(ENGINE) $(VERSION)" \
 	go test -v -count=1 -timeout 50m ./test/parity $(if $(ENGINE),-run '^Test(Engines|Completions|Encoders|Inkling|Media|AnthropicMessages|Responses|Mistral|Harmony|Folders|Corpus|CacheUse)$$',-skip '^TestMediaProcessors$$') $(if $(REQUESTS),-requests $(REQUESTS)) $(if $(FULL)$(ENGINE),-full)

@@ -198,15 +198,12 @@ func TestCorpus(t *testing.T) {
 	}
 	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang, prompt.Dynamo} {
 		all := prompt.Versions(engine)
-		for _, version := range compared(t, engine) {
+		for _, version := range comparedFiles(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
 				nth, latest := 1, version == all[len(all)-1]
-				if !*full && !*rewrite && *onlyTemplates == "" {
-					nth = 3
-				}
-				if !latest {
-					nth = max(6, 4*nth)
+				if sampled() || !latest {
+					nth = 6
 				}
 				run := corpusRun{engine: engine, version: version, templates: corpus(t, nth), bodies: corpusChats(t)}
 				refused := run.compare(t)

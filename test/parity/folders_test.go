@@ -120,7 +120,7 @@ func (b *folderBodies) compare(ctx context.Context, m *prompt.Model, want *loade
 }
 
 // TestFolders loads folders as each engine does, with its own loader, and compares the ids: small folders of every
-// class of Transformers in many variants, and of every model type (with older versions, and without -full, every second
+// class of Transformers in many variants, and of every model type (with older versions, and in a sample, every second
 // variant and every sixth type), and the real folders of KVEPP_MODELS. testdata/folders.txt lists what kvepp refuses.
 func TestFolders(t *testing.T) {
 	if testing.Short() {
@@ -134,12 +134,12 @@ func TestFolders(t *testing.T) {
 	}
 	for _, engine := range []prompt.Engine{prompt.VLLM, prompt.SGLang} {
 		all := prompt.Versions(engine)
-		for _, version := range compared(t, engine) {
+		for _, version := range comparedFiles(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
 				nth, real := "6", []string{}
 				latest := version == all[len(all)-1]
-				sampled := latest && !*full && !*rewrite && *onlyFolders == ""
+				sampled := sampled()
 				if latest {
 					real = strings.Fields(environment(t, "KVEPP_MODELS"))
 				}

@@ -42,6 +42,9 @@ func TestHarmony(t *testing.T) {
 			count := 600
 			if all := prompt.Versions(engine); engine == prompt.VLLM && version == all[len(all)-1] {
 				count = 3000
+				if sampled() {
+					count = 1000
+				}
 			}
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()

@@ -87,12 +87,12 @@ type response struct {
 // TestRealFiles encodes texts with each real tokenizer file, with cold and with warm caches, and compares with Hugging
 // Face tokenizers (and mistral-common).
 func TestRealFiles(t *testing.T) {
-	texts, random := 3000, 2000
+	texts, random := 1500, 1000
 	switch {
 	case testing.Short():
 		texts, random = 300, 300
 	case *full:
-		random = 20_000
+		texts, random = 3000, 20_000
 	}
 	for _, m := range models(t) {
 		t.Run(m.name(), func(t *testing.T) {
@@ -113,9 +113,12 @@ func TestRealFiles(t *testing.T) {
 // TestFamilies does so with generated tokenizer files: the configurations of many model families and every component,
 // with vocabularies trained for the test.
 func TestFamilies(t *testing.T) {
-	texts, random := 1000, 2000
-	if testing.Short() {
+	texts, random := 300, 700
+	switch {
+	case testing.Short():
 		texts, random = 30, 70
+	case *full:
+		texts, random = 1000, 2000
 	}
 	out, err := oracleCommand(t, "families", t.TempDir()).Output()
 	if err != nil {

@@ -45,7 +45,22 @@ func oracle(t *testing.T, engine prompt.Engine, version string) (python, sources
 
 // full is for a release, and for who changes what the tests compare.
 var full = flag.Bool("full", false, "compare with all versions of the engines, not only the oldest and the latest; "+
-	"all templates and folders, not a third of them; and ten times as many random texts")
+	"all templates and folders, not a sixth of them; and many times as many texts")
+
+// sampled reports whether the tests compare only a part: neither -full nor a choice of what to compare is given.
+func sampled() bool {
+	return !*full && !*rewrite && *onlyTemplates == "" && *onlyFolders == "" && strings.TrimSpace(os.Getenv("KVEPP_PARITY")) == ""
+}
+
+// comparedFiles is compared for templates and folders, of which there are many: only the latest version if sampled.
+func comparedFiles(t *testing.T, engine prompt.Engine) []string {
+	t.Helper()
+	versions := compared(t, engine)
+	if sampled() {
+		versions = versions[len(versions)-1:]
+	}
+	return versions
+}
 
 // compared returns the versions of an engine to compare with: the oldest and the latest that kvepp follows, with -full
 // all, or those that KVEPP_PARITY names, an engine and optionally a version.
