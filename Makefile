@@ -67,7 +67,7 @@ unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp
 	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(cmd/kvepp|internal/lint)$$')
 
 # Two lanes at once: one computes, the other mostly waits for programs.
-test: ## unit tests with the race detector, and end-to-end tests with real Envoy and Dynamo
+test: ## unit tests, with the race detector where goroutines are, and end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@$(INSTALL) chromium || echo "going on without chromium: TestPage of cmd/kvepp will be skipped"
 	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j2 test-packages test-programs

@@ -203,7 +203,7 @@ func TestCorpus(t *testing.T) {
 				t.Parallel()
 				nth, latest := 1, version == all[len(all)-1]
 				if sampled() || !latest {
-					nth = 6
+					nth = 11
 				}
 				run := corpusRun{engine: engine, version: version, templates: corpus(t, nth), bodies: corpusChats(t)}
 				refused := run.compare(t)

@@ -5,8 +5,8 @@
 SOURCES are those of engines.py. The folders are made below OUT; REAL are further ones, with real models' files. TEXTS is a file with a text's JSON on each
 line. Prints a JSON line for each folder: {"folder": ..., "class": ..., "variant": ..., "loaded": the class that the engine took,
 "error": ... or "special": the ids of each text as a completion, "plain": as it is in a chat, "chats": those of chats(), by the engine's
-own code}. Of the folders of model types only every NTHth is made, and with an NTH above 1 only every second variant; and of all these
-folders only those whose class and variant, with a space between them, contain a match of the pattern ONLY.
+own code}. Only every NTHth of the variants and of the folders of model types is made, and of all these folders only those whose
+class and variant, with a space between them, contain a match of the pattern ONLY.
 
 The loading is the engine's own: vllm.tokenizers.registry.get_tokenizer with vllm.transformers_utils.config, and
 sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer, over the Transformers of its environment.
@@ -286,7 +286,7 @@ def model_types():
 
 def folders(nth):
     """Class and variant of each folder, and what is in it."""
-    both = list(variants())[:: min(nth, 2)]
+    both = list(variants())[::nth]
     everything = [*both, *natives()]
     gpt4, nfc, pieces = byte_level(split_by(GPT4)), byte_level(split_by(GPT4), NFC), sentencepiece()
     for name in ["TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "LlamaTokenizerFast", "NoSuchTokenizer", *classes()]:
