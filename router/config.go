@@ -92,9 +92,9 @@ type Config struct {
 	// TenantHeader is the header whose value says who sent a request, in lower case: body.Hints.Sender. Empty:
 	// body.Hints.Fairness says so.
 	TenantHeader string
-	// Charged is called with what a tenant of the queue was charged, for Router.Charge of other replicas. nil: not
-	// called.
-	Charged func(tenant uint64, tokens int)
+	// Charged is called with what a tenant of the queue was charged, for the turn of a request or beside it, and with
+	// whether requests of it wait: for Router.HeardTenant of other replicas. nil: not called.
+	Charged func(tenant uint64, tokens int, turn, waits bool)
 	// Admission makes conversations wait while the workers' KV caches have no room for them. Scoring.Mode must be KV.
 	// nil: none waits for that.
 	Admission *Admission

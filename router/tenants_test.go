@@ -1,6 +1,9 @@
 package router
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,9 +17,12 @@ import (
 func TestTenantsShareTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newQueueHouse(t, "fcfs", maxed(workers(1), 100)...)
-		charged := map[uint64]int{}
+		charged, said := map[uint64]int{}, map[uint64][]string{}
 		cfg := h.cfg
-		cfg.Charged = func(tenant uint64, tokens int) { charged[tenant] += tokens }
+		cfg.Charged = func(tenant uint64, tokens int, turn, waits bool) {
+			charged[tenant] += tokens
+			said[tenant] = append(said[tenant], fmt.Sprint(tokens, turn, waits))
+		}
 		h.Router = New(cfg, h.pool, h.index, h.book, h.metrics, h.log)
 		h.Export()
 		a, n := arriveAt(h), 0
@@ -55,8 +61,8 @@ func TestTenantsShareTheQueue(t *testing.T) {
 		if charged[id] != 40 || charged[uint64(a.route("b1").tenant)] != 400+40+500 {
 			t.Errorf("the others heard of %v", charged)
 		}
-		h.Charge(id, 10_000) // at another replica
-		h.Charge(12345, 10_000)
+		h.HeardTenant(id, 10_000, true, false) // at another replica
+		h.HeardTenant(12345, 10_000, true, false)
 		end("c1", 40, 0, 0)
 		end("a2", 40, 0, 0)
 		if a.order() != "a1 b1 b2 c1 a2 b3" {
@@ -64,8 +70,25 @@ func TestTenantsShareTheQueue(t *testing.T) {
 		}
 		end("b3", 0, -1, 0)
 		end("c2", 0, -1, 0)
-		if n := metricstest.Read(t, h.metrics.Registry).Of("kvepp_queue_tenants").Value(); n != 3 {
-			t.Errorf("%v tenants are counted, want 3", n)
+		id = uint64(a.route("a1").tenant)
+		if got := strings.Join(said[id], ", "); got != "40 true false, 0 false true, 40 true false" {
+			t.Errorf("of a the others heard: %s", got)
+		}
+		said = map[uint64][]string{}
+		send("d1", 40)
+		ctx, leave := context.WithCancel(t.Context())
+		n++
+		leaves := completion("m", tokens(1000*n, 40))
+		leaves.Hints.Fairness = "a"
+		a.send(ctx, "a3", leaves)
+		leave()
+		synctest.Wait()
+		if got := strings.Join(said[id], ", "); got != "0 false true, 0 false false" {
+			t.Errorf("of a, which left, the others heard: %s", got)
+		}
+		end("d1", 0, -1, 0)
+		if n := metricstest.Read(t, h.metrics.Registry).Of("kvepp_queue_tenants").Value(); n != 4 {
+			t.Errorf("%v tenants are counted, want 4", n)
 		}
 		h.wantTurnFree()
 	})

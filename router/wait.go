@@ -88,33 +88,38 @@ func (r *Router) decide(ctx context.Context, sc *scratch, req *Request,
 	held := *p // a copy, so that p stays on the stack of requests that never wait
 	w, err := r.room.Enter(entry, waitingRequest{req, &held})
 	if w != nil {
+		r.tellTenant(entry.Tenant, 0, false)
 		snapshot.Release() // do not hold it while waiting: it keeps the numbers of workers that left
 		waited, err = await(ctx, r, sc, r.room, w)
 		snapshot = r.pool.Acquire()
 		r.rematch(sc)
 	}
 	if err != nil {
+		if w != nil {
+			r.tellTenant(entry.Tenant, 0, false)
+		}
 		return nil, waited, r.queueError(entry.Line, r.nameAway(sc, req, p, err))
 	}
 	defer r.room.Pass() // also after an error or a panic
-	if route, err = r.choose(sc, snapshot, req, p); err == nil && entry.Tenant != 0 {
+	if route, err = r.choose(sc, snapshot, req, p); err == nil {
 		route.tenant, route.charged = entry.Tenant, entry.Cost()
-		r.tellCharge(entry.Tenant, route.charged)
 	}
+	r.tellTenant(entry.Tenant, entry.Cost(), true)
 	return route, waited, err
 }
 
-// tellCharge tells the other replicas what a tenant was charged here.
-func (r *Router) tellCharge(to queue.Tenant, tokens int) {
-	if r.cfg.Charged != nil && tokens > 0 {
-		r.cfg.Charged(uint64(to), tokens)
+// tellTenant tells the other replicas what a tenant was charged here, for a request's turn or beside it, and whether
+// requests of it wait.
+func (r *Router) tellTenant(t queue.Tenant, tokens int, turn bool) {
+	if r.cfg.Charged != nil && t != 0 {
+		r.cfg.Charged(uint64(t), tokens, turn, r.room.Waits(t))
 	}
 }
 
-// Charge charges a tenant for tokens that another replica sent to workers for it.
-func (r *Router) Charge(to uint64, tokens int) {
+// HeardTenant takes what another replica said by Config.Charged.
+func (r *Router) HeardTenant(t uint64, tokens int, turn, waits bool) {
 	if r.room != nil {
-		r.room.Charge(queue.Tenant(to), tokens)
+		r.room.Heard(queue.Tenant(t), tokens, turn, waits)
 	}
 }
 
@@ -129,7 +134,9 @@ func (r *Router) chargeResponse(route *Route, a *Response) {
 		tokens += a.PromptTokens - a.CachedTokens - route.charged
 	}
 	r.room.Charge(route.tenant, tokens)
-	r.tellCharge(route.tenant, tokens)
+	if tokens > 0 {
+		r.tellTenant(route.tenant, tokens, false)
+	}
 }
 
 // nameAway adds to queue.ErrAway the reason why no worker came for a request. It is never ErrUnknownModel: the model is

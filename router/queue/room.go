@@ -107,7 +107,13 @@ type line[T any] struct {
 	*Queue[*Waiter[T]]
 	away  bool      // when last seen, there were no workers, and not only busy ones
 	since time.Time // when away changed
+	// yielding is since when a free worker is left to another replica; zero: none is.
+	yielding time.Time
 }
+
+// yieldFor bounds how long a free worker is left to another replica. That one hears of the worker, looks at its queue
+// and is heard of within about half of it.
+const yieldFor = 20 * time.Millisecond
 
 // Entry describes a request that enters a Room. The room sets Request.Arrival.
 type Entry struct {
@@ -391,13 +397,21 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 	if len(m.direct) > 0 && m.turns >= m.direct[0].after {
 		return m.nextDirect(), false
 	}
-	ready := func(c *Class, item *Item[*Waiter[T]]) bool {
-		return m.state(c, item.Value) == Ready
-	}
 	for range m.lines {
-		l := m.lines[m.next]
+		l, yields := m.lines[m.next], false
 		m.next = (m.next + 1) % len(m.lines)
-		if item := l.Pop(ready); item != nil {
+		item := l.Pop(func(c *Class, item *Item[*Waiter[T]]) bool {
+			if m.state(c, item.Value) != Ready {
+				return false
+			}
+			own := m.yields(l, item)
+			yields = yields || own
+			return !own
+		})
+		if !yields {
+			l.yielding = time.Time{}
+		}
+		if item != nil {
 			m.taken = true
 			m.turns++
 			m.waiting.Add(-1)
@@ -409,6 +423,23 @@ func (m *Room[T]) look() (w *Waiter[T], again bool) {
 	}
 	m.taken, m.stale = m.stale, false
 	return nil, m.taken
+}
+
+// yields reports whether a request for which a worker is ready leaves it to another replica for now. If the worker is
+// still free after yieldFor, what was heard of the others does not hold any more. The caller holds mu.
+func (m *Room[T]) yields(l *line[T], item *Item[*Waiter[T]]) bool {
+	if !item.Yields() {
+		return false
+	}
+	if l.yielding.IsZero() {
+		l.yielding = time.Now()
+		time.AfterFunc(yieldFor, m.Released)
+	}
+	if time.Since(l.yielding) < yieldFor {
+		return true
+	}
+	item.Forget()
+	return false
 }
 
 // nextDirect removes and returns the first of Room.direct, refused unless a worker is ready for it. The caller holds
@@ -471,6 +502,22 @@ func (m *Room[T]) Charge(id Tenant, tokens int) {
 	for _, l := range m.lines {
 		l.Charge(id, tokens)
 	}
+}
+
+// Heard is [Queue.Heard] for a tenant of any line.
+func (m *Room[T]) Heard(id Tenant, tokens int, turn, waits bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		l.Heard(id, tokens, turn, waits)
+	}
+}
+
+// Waits is [Queue.Waits] for a tenant of any line.
+func (m *Room[T]) Waits(id Tenant) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.lines, func(l *line[T]) bool { return l.Waits(id) })
 }
 
 // Tenants returns how many tenants the room knows.

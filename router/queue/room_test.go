@@ -227,6 +227,63 @@ func TestRoomReleasedDuringLook(t *testing.T) {
 	})
 }
 
+// TestRoomYields: a request leaves a free worker to another replica whose tenant was served less, until that replica
+// has taken it, says that none waits any more, or has not taken it in time. Then it leaves no worker to it again, until
+// that replica speaks.
+func TestRoomYields(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t)
+		g.room.cfg.Bound = 10
+		a, b := g.entry(0), g.entry(0)
+		a.Tenant, b.Tenant = 1, 2
+		g.want(g.visit(t.Context(), a), nil)
+		flood := []<-chan error{g.visit(t.Context(), b), g.visit(t.Context(), b), g.visit(t.Context(), b)}
+		g.room.Heard(2, 1000, true, false)
+		g.room.Heard(1, 0, false, true)
+		if !g.room.Waits(2) || g.room.Waits(1) {
+			t.Error("who waits here")
+		}
+		g.release()
+		<-time.After(yieldFor / 2)
+		g.wantWaiting(flood[0])
+		g.set(true) // the other replica has it
+		<-time.After(10 * yieldFor)
+		g.wantWaiting(flood[0])
+		g.release()
+		<-time.After(yieldFor - 1)
+		synctest.Wait()
+		g.wantWaiting(flood[0])
+		<-time.After(2)
+		synctest.Wait()
+		g.want(flood[0], nil) // the other replica has ended
+		g.release()
+		g.want(flood[1], nil)
+		g.room.Heard(1, 0, false, true)
+		g.release()
+		g.wantWaiting(flood[2])
+		g.room.Heard(1, 1, true, false)
+		g.room.Released()
+		synctest.Wait()
+		g.want(flood[2], nil)
+	})
+}
+
+// TestRoomClock: a wall clock that jumps changes nothing, because the room's times are those of the monotonic clock.
+func TestRoomClock(t *testing.T) {
+	g := newGate(t)
+	g.set(true)
+	w, err := g.room.Enter(g.entry(0), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, at := range map[string]time.Time{"the room began": g.room.began, "a request entered": w.entered} {
+		if at == at.Round(0) {
+			t.Errorf("by the wall clock: when %s", name)
+		}
+	}
+	g.room.leave(w)
+}
+
 // A request for which the judge panics gets its turn, and does not hold up others.
 func TestRoomPanicOfTheJudge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

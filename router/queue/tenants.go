@@ -22,6 +22,10 @@ const (
 	burst = 10
 	// meanOf is about how many turns the mean cost is of.
 	meanOf = 64
+
+	// ahead is by how many requests of mean cost a tenant was served more than one of another replica, for which it
+	// leaves a worker. Replicas hear of each other's turns a little later: with less, two may both leave it.
+	ahead = 2
 )
 
 // Tenant identifies a tenant in a class: a hash, so that no name can be guessed or be as long as a client likes, and
@@ -48,6 +52,8 @@ type ledger struct {
 	now     float64            // served of the tenant that had the latest turn, before it
 	mean    float64            // cost of a request
 	missed  int                // tenants beyond the bound
+
+	elsewhere map[*tenant]bool // that have requests waiting at other replicas, as those said
 }
 
 type tenant struct {
@@ -81,7 +87,7 @@ func (l *ledger) of(id Tenant) *tenant {
 // sweep forgets tenants that are as new ones.
 func (l *ledger) sweep() {
 	for id, t := range l.tenants {
-		if t.waiting == 0 && t.served <= l.now {
+		if t.waiting == 0 && t.served <= l.now && !l.elsewhere[t] {
 			delete(l.tenants, id)
 		}
 	}
@@ -90,9 +96,12 @@ func (l *ledger) sweep() {
 // enter notes that a request waits.
 func (t *tenant) enter() {
 	if t.waiting++; t.waiting == 1 && t.ledger != nil {
-		t.served = max(t.served, t.now-burst*t.mean)
+		t.lift()
 	}
 }
+
+// lift has a tenant that had no request waiting begin with as much saved up as it may have.
+func (t *tenant) lift() { t.served = max(t.served, t.now-burst*t.mean) }
 
 // leave notes that a request does not wait any more. With its turn it is charged.
 func (t *tenant) leave(cost int, taken bool) {
@@ -120,17 +129,72 @@ func (q *Queue[T]) ledgerOf(r *Request) *ledger {
 // Charge charges a tenant for tokens beside those of its requests' turns, or gives some back. One that is not known has
 // no request that it would hold back.
 func (q *Queue[T]) Charge(id Tenant, tokens int) {
-	charge := func(l *ledger) {
-		if t := l.tenants[id]; t != nil {
-			t.charge(tokens)
+	if t := q.tenant(id); t != nil {
+		t.charge(tokens)
+	}
+}
+
+// Heard charges a tenant for what another replica sent to workers for it, at the turn of a request or beside it, and
+// notes whether requests of it wait there.
+func (q *Queue[T]) Heard(id Tenant, tokens int, turn, waits bool) {
+	t := q.tenant(id)
+	if t == nil {
+		return
+	}
+	if turn {
+		t.now = max(t.now, t.served)
+	}
+	t.served += float64(tokens)
+	if !waits {
+		delete(t.elsewhere, t)
+		return
+	}
+	if t.waiting == 0 && !t.elsewhere[t] {
+		t.lift()
+	}
+	if t.elsewhere == nil {
+		t.elsewhere = map[*tenant]bool{}
+	}
+	t.elsewhere[t] = true
+}
+
+// Yields reports whether a request should leave a free worker to another replica: a tenant that was served much less
+// waits there.
+func (i *Item[T]) Yields() bool {
+	own := i.flow.tenant
+	if own.ledger == nil {
+		return false
+	}
+	for t := range own.elsewhere {
+		if t.served+ahead*own.mean < own.served {
+			return true
 		}
 	}
+	return false
+}
+
+// Forget forgets who waits at other replicas, until they say so again.
+func (i *Item[T]) Forget() { clear(i.flow.tenant.elsewhere) }
+
+// Waits reports whether requests of a tenant wait.
+func (q *Queue[T]) Waits(id Tenant) bool {
+	t := q.tenant(id)
+	return t != nil && t.waiting > 0
+}
+
+// tenant returns the one with this name; nil: it is not known.
+func (q *Queue[T]) tenant(id Tenant) *tenant {
 	for i := range q.classes {
-		charge(&q.classes[i].ledger)
+		if t := q.classes[i].ledger.tenants[id]; t != nil {
+			return t
+		}
 	}
 	for _, band := range q.byBand {
-		charge(&band.ledger)
+		if t := band.tenants[id]; t != nil {
+			return t
+		}
 	}
+	return nil
 }
 
 // Tenants returns how many tenants the queue knows.

@@ -72,6 +72,50 @@ func TestTenants(t *testing.T) {
 	}
 }
 
+// TestElsewhere: a request leaves a worker to another replica while a tenant that was served much less waits there: as
+// that one says it. What a tenant was charged there counts here, and an idle one saves up no more than here.
+func TestElsewhere(t *testing.T) {
+	for _, p := range []*Profile{Single(FCFS, nil), (&Bands{Default: Band{Fair: true}}).Profile()} {
+		q := shared{New[string](p, 1000), t}
+		q.push(1, "a", 100)
+		q.pop(1)
+		for range 10 * meanOf {
+			q.push(2, "b", 100)
+			q.pop(1)
+		}
+		first := q.push(2, "b", 100)
+		want := func(yields bool, when string) {
+			t.Helper()
+			if first.Yields() != yields {
+				t.Fatalf("%s: yields is %v", when, !yields)
+			}
+		}
+		want(false, "none waits elsewhere")
+		q.Heard(99, 0, false, true)
+		want(false, "who waits is not known")
+		q.Heard(1, 0, false, true)
+		want(true, "another one waits")
+		q.Heard(1, burst*100-50, true, true)
+		want(false, "it was served nearly as much")
+		q.Heard(2, 1000, false, false)
+		want(true, "the own tenant was served elsewhere")
+		first.Forget()
+		want(false, "that is forgotten")
+		q.Heard(1, 0, false, true)
+		want(true, "it is said again")
+		q.Heard(1, 0, false, false)
+		want(false, "it does not wait any more")
+		q.Heard(2, 100_000, true, false)
+		q.Heard(2, 0, true, false) // a turn by which idle tenants are lifted
+		q.Heard(1, 0, false, true)
+		q.Heard(1, burst*100-50, true, true)
+		want(false, "an idle one had saved up no more")
+		if !q.Waits(2) || q.Waits(1) || q.Waits(99) {
+			t.Error("who waits here")
+		}
+	}
+}
+
 // TestBurst: a tenant that was idle goes first for about as many requests as it may save up, and shares after that.
 func TestBurst(t *testing.T) {
 	q := shared{New[string](Single(FCFS, nil), 1000), t}

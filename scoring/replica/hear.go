@@ -285,7 +285,8 @@ func (n *Node) take(p *peer, r *record, last bool) (err error) {
 	case r.kind == pingKind:
 		n.measure(p, n.now()-time.Duration(r.ints[0]))
 	case r.kind == chargedKind && len(r.data) == 8:
-		n.config.Charged(binary.LittleEndian.Uint64(r.data), int(min(r.ints[0], scoring.MaxISLTokens)))
+		n.config.Charged(binary.LittleEndian.Uint64(r.data), int(min(r.ints[0], scoring.MaxISLTokens)),
+			r.ints[1]&chargedTurn != 0, r.ints[1]&tenantWaits != 0)
 	case r.kind == goodbyeKind:
 		n.free(p, PeerLeft)
 		return refused(Left)

@@ -53,7 +53,7 @@ type Config struct {
 	// bookings ended. Load may have ended with them.
 	Changed func([]scoring.Change)
 	// Charged takes what a peer said by its Charge.
-	Charged func(tenant uint64, tokens int)
+	Charged func(tenant uint64, tokens int, turn, waits bool)
 	// Dump writes this process's index for a peer that starts; nil: it gives none. If it writes nothing, the peer asks
 	// again: its OpenIndex returns Busy.
 	Dump func(context.Context, io.Writer) error

@@ -439,22 +439,25 @@ func TestEarlierVersions(t *testing.T) {
 	}
 }
 
-// TestCharges: peers hear of what tenants were charged, once; a charge without tokens, and a tenant of any number.
+// TestCharges: peers hear once of what tenants were charged, for what, and whether they wait; also of a charge without
+// tokens, and of a tenant of any number.
 func TestCharges(t *testing.T) {
 	type charge struct {
-		tenant uint64
-		tokens int
+		tenant      uint64
+		tokens      int
+		turn, waits bool
 	}
 	heard := make(chan charge, 10)
 	a := startNode(t, Security{}, nil)
 	b := startNode(t, Security{}, func(c *Config) {
-		c.Charged = func(tenant uint64, tokens int) { heard <- charge{tenant, tokens} }
+		c.Charged = func(tenant uint64, tokens int, turn, waits bool) { heard <- charge{tenant, tokens, turn, waits} }
 	})
 	b.SetPeers([]string{a.address})
 	eventually(t, "b reads", func() bool { return len(a.Readers()) == 1 })
 	<-b.Synced()
-	for _, want := range []charge{{1, 40}, {1<<64 - 1, 0}, {1 << 63, 1 << 20}, {1, 40}} {
-		a.Charge(want.tenant, want.tokens)
+	for _, want := range []charge{{1, 40, true, false}, {1<<64 - 1, 0, false, true}, {1 << 63, 1 << 20, false, false},
+		{1, 40, true, true}} {
+		a.Charge(want.tenant, want.tokens, want.turn, want.waits)
 		if got := <-heard; got != want {
 			t.Errorf("heard %v, want %v", got, want)
 		}

@@ -86,11 +86,18 @@ func (n *Node) observeSession(e session.Event) {
 	n.tell(func(b []byte) []byte { return appendEvent(b, &e, n.nameOf) })
 }
 
-// Charge tells the peers that a tenant was charged for tokens. Peers that connect later do not hear of it: who is
-// served next is a matter of the moment.
-func (n *Node) Charge(tenant uint64, tokens int) {
+// Charge tells the peers that a tenant was charged for tokens, for a request's turn or beside it, and whether requests
+// of it wait. Peers that connect later do not hear of it: who is served next is a matter of the moment.
+func (n *Node) Charge(tenant uint64, tokens int, turn, waits bool) {
+	state := uint64(0)
+	if turn {
+		state |= chargedTurn
+	}
+	if waits {
+		state |= tenantWaits
+	}
 	n.tell(func(b []byte) []byte {
-		return appendRecord(b, chargedKind, binary.LittleEndian.AppendUint64(nil, tenant), uint64(tokens))
+		return appendRecord(b, chargedKind, binary.LittleEndian.AppendUint64(nil, tenant), uint64(tokens), state)
 	})
 }
 

@@ -25,7 +25,7 @@ import (
 //	prefill timed, response timed   number, tokens, held tokens, time
 //	bound                           rank, TTL, age                                  key, worker's name
 //	used, ended                                                                     key
-//	charged                         tokens                                          tenant, 8 bytes
+//	charged                         tokens, 1: for a turn + 2: more of it waits     tenant, 8 bytes
 //	synced, goodbye
 //	ping                            time by the clock of the process that connects
 //	greeting                                                                        JSON
@@ -54,10 +54,16 @@ const (
 	chargedKind
 )
 
+// What charged says beside the tokens.
+const (
+	chargedTurn = 1 << iota
+	tenantWaits
+)
+
 // leastInts is how many varints a record of a kind has at least.
 var leastInts = [...]int{
 	scoring.Booked: 7, scoring.PrefillDone: 1, scoring.PrefillReleased: 1, scoring.Freed: 1,
-	scoring.PrefillTimed: 4, scoring.ResponseTimed: 4, bound: 3, pingKind: 1, greetingKind: 0, chargedKind: 1,
+	scoring.PrefillTimed: 4, scoring.ResponseTimed: 4, bound: 3, pingKind: 1, greetingKind: 0, chargedKind: 2,
 }
 
 // Bounds. Records beyond them are malformed.

@@ -63,9 +63,9 @@ func (s *Sharing) changed(changes []scoring.Change) {
 	}
 }
 
-func (s *Sharing) charged(tenant uint64, tokens int) {
+func (s *Sharing) charged(tenant uint64, tokens int, turn, waits bool) {
 	if to := s.router.Load(); to != nil {
-		to.Charge(tenant, tokens)
+		to.HeardTenant(tenant, tokens, turn, waits)
 	}
 }
 

@@ -218,6 +218,9 @@ type engine struct {
 	port int
 	hold atomic.Pointer[chan struct{}] // if not nil, requests wait until it is closed
 	held atomic.Int64                  // number of requests that wait for hold
+
+	mu    sync.Mutex
+	named []string // the header x-name of those that had one, in order of arrival
 }
 
 // addresses counts the loopback addresses that engines of this process have had.
@@ -254,6 +257,11 @@ func (e *engine) listen(t *testing.T, port int) {
 	l, err := net.Listen("tcp", address)
 	must(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name := r.Header.Get("x-name"); name != "" {
+			e.mu.Lock()
+			e.named = append(e.named, name)
+			e.mu.Unlock()
+		}
 		if hold := e.hold.Load(); hold != nil {
 			e.held.Add(1)
 			defer e.held.Add(-1)

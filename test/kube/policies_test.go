@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	"kvepp/test/harness/stack"
@@ -132,4 +133,67 @@ spec: {priority: -1, poolRef: {name: engines}}
 	release()
 	must(t, <-busy)
 	status(stack.Model, "batch", http.StatusOK, "")
+	testBands(t)
+}
+
+// testBands: with flow control, objectives put what waits into bands: no request goes before one of a higher priority.
+// One below 0 waits, too, up to its band's limit. Tenants take turns in one band, and the earliest deadline goes first
+// in another.
+func testBands(t *testing.T) {
+	ctx, ns := t.Context(), "seat-bands"
+	port := freePorts(t, 1)
+	must(t, cluster.Apply(ctx, ns, inferencePool("engines", "engine", port)))
+	for name, priority := range map[string]int{"high": 50, "low": -5} {
+		must(t, cluster.Apply(ctx, ns, fmt.Sprintf(`
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: %s}
+spec: {priority: %d, poolRef: {name: engines}}
+`, name, priority)))
+	}
+	e := newEngine(t, ns, "engine", "a", port)
+	k := startSeat(t, ns, config(t, "priorities.yaml", nil))
+	k.awaitReady(t)
+	k.awaitWorkers(t, 1)
+	k.awaitMetric(t, `kvepp_kube_followed{kind="inferenceobjectives.llm-d.ai"}`, 1)
+	url := envoy(t, k)
+	send := func(name string, header ...string) *stack.Response {
+		h := http.Header{"X-Name": {name}}
+		for i := 0; i < len(header); i += 2 {
+			h.Set(header[i], header[i+1])
+		}
+		a, err := stack.Post(ctx, http.DefaultClient, url+"/v1/completions", h,
+			map[string]any{"model": stack.Model, "prompt": prompt(1), "max_tokens": 1})
+		if err != nil {
+			t.Error(err)
+			return &stack.Response{}
+		}
+		return a
+	}
+	const objective, tenant, deadline = "x-llm-d-inference-objective", "x-llm-d-inference-fairness-id",
+		"x-llm-d-slo-ttft-ms"
+	var all sync.WaitGroup
+	release := e.stall()
+	for i, x := range [][]string{{"runs"}, {"low1", objective, "low"}, {"low2", objective, "low"}, {"none"},
+		{"later", deadline, "90000"}, {"soon", deadline, "60000"}, {"a1", objective, "high", tenant, "a"},
+		{"a2", objective, "high", tenant, "a"}, {"b1", objective, "high", tenant, "b"}} {
+		all.Go(func() {
+			if a := send(x[0], x[1:]...); a.Status != http.StatusOK {
+				t.Errorf("%s: status %d: %s", x[0], a.Status, a.Body)
+			}
+		})
+		e.awaitStalled(t)
+		k.awaitMetric(t, `kvepp_queued_requests{policy_class="default"}`, float64(i))
+	}
+	if a := send("low3", objective, "low"); a.Status != http.StatusTooManyRequests ||
+		a.Header.Get("x-llm-d-request-dropped-reason") != "rejected-saturated" {
+		t.Errorf("above the limit of its band: status %d, %s", a.Status, a.Body)
+	}
+	release()
+	all.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if got := strings.Join(e.named, " "); got != "runs a1 b1 a2 soon later none low1 low2" {
+		t.Errorf("the engine got: %s", got)
+	}
 }
