@@ -20,8 +20,6 @@ import (
 )
 
 const (
-	processes     = 4 // mockers, of so many ranks each
-	ranks         = 4
 	speedup       = 0.03 // so that the mocked GPUs determine the times, and not this machine's cores
 	decodeSpeedup = 40
 	least, most   = 1000, 2000 // tokens of a prompt
@@ -39,7 +37,7 @@ policy_classes:
 
 func main() {
 	b := bench{rng: rand.New(rand.NewPCG(1, 2))}
-	flag.DurationVar(&b.lasts, "for", 60*time.Second, "how long each kind of traffic lasts")
+	flag.DurationVar(&b.lasts, "for", 2*time.Minute, "how long each kind of traffic lasts")
 	flag.Float64Var(&b.capacity, "capacity", 0, "requests a second that the workers serve; 0: it is measured")
 	only := flag.String("only", "model,tenants,replicas,deadlines", "the parts, with commas between")
 	flag.Parse()
@@ -85,7 +83,8 @@ type served struct {
 	ttft, ended time.Duration // since it was sent, and since the beginning
 }
 
-// with starts a stack with a queue order, teaches kvepp the workers' times, and runs.
+// with starts a stack with a queue order, teaches kvepp the workers' times, and runs. Each worker is a process: the
+// ranks of one mocker take their steps together, so that a prompt waits for those of the other ranks.
 func (b *bench) with(ctx context.Context, replicas int, order string, run func(*stack.Stack) error) error {
 	dir, err := os.MkdirTemp("", "kvepp-bench-queue-")
 	if err != nil {
@@ -100,21 +99,22 @@ func (b *bench) with(ctx context.Context, replicas int, order string, run func(*
 	if err != nil {
 		return err
 	}
-	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: processes,
-		Ranks: ranks, Blocks: 16384, Speedup: speedup, DecodeSpeedup: decodeSpeedup, Replicas: replicas, Kill: true,
-		KveppFlags: []string{"--router-policy-config", policy, "--router-policy=time"}})
+	s, err := stack.Start(ctx, stack.Config{Root: root, Tools: os.Getenv("KVEPP_TOOLS"), Dir: dir, Workers: workers,
+		SharedFrontend: true, Blocks: 16384, Speedup: speedup, DecodeSpeedup: decodeSpeedup, Replicas: replicas,
+		Kill: true, KveppFlags: []string{"--router-policy-config", policy, "--router-policy=time",
+			"--router-queue-timeout=10m"}})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	if _, err := b.saturated(ctx, s, processes*ranks, 15*time.Second); err != nil {
+	if _, err := b.saturated(ctx, s, workers, 15*time.Second); err != nil {
 		return err
 	}
 	if b.capacity == 0 {
-		if b.capacity, err = b.saturated(ctx, s, 4*processes*ranks, b.lasts); err != nil {
+		if b.capacity, err = b.saturated(ctx, s, 8*workers, b.lasts); err != nil {
 			return err
 		}
-		fmt.Printf("%d mocked workers serve %.1f requests a second\n", processes*ranks, b.capacity)
+		fmt.Printf("%d mocked workers serve %.1f requests a second\n", workers, b.capacity)
 	}
 	return run(s)
 }
@@ -141,32 +141,49 @@ func (a *arrival) send(ctx context.Context, s *stack.Stack, client *http.Client)
 		"prompt": a.prompt, "max_tokens": a.output, "ignore_eos": true, "stream": true})
 }
 
-// saturated returns the requests a second that are served when so many run at every time.
+// saturated returns the requests a second that get their first token when so many run at every time.
 func (b *bench) saturated(ctx context.Context, s *stack.Stack, running int, lasts time.Duration) (float64, error) {
 	var wait sync.WaitGroup
 	var mu sync.Mutex
 	var failed error
-	n, begin := 0, time.Now()
+	var firsts []time.Duration
+	begin := time.Now()
 	for range running {
 		wait.Go(func() {
 			for time.Since(begin) < lasts {
 				mu.Lock()
 				a := b.request()
 				mu.Unlock()
+				sent := time.Since(begin)
 				r, err := a.send(ctx, s, http.DefaultClient)
-				mu.Lock()
-				if n++; err == nil && r.Status != http.StatusOK {
+				if err == nil && r.Status != http.StatusOK {
 					err = fmt.Errorf("status %d: %s", r.Status, r.Body)
 				}
+				mu.Lock()
 				if err != nil {
 					failed = err
+				} else {
+					firsts = append(firsts, sent+r.TTFT)
 				}
 				mu.Unlock()
 			}
 		})
 	}
 	wait.Wait()
-	return float64(n) / time.Since(begin).Seconds(), failed
+	return each(firsts, lasts), failed
+}
+
+// each returns how many of these times there are a second, without the first quarter of the run and without what ends
+// after it. They are those of first tokens: responses end much later than their prompts under load, because an engine
+// that computes prompts says one token in each of its steps.
+func each(firsts []time.Duration, lasts time.Duration) float64 {
+	n := 0
+	for _, at := range firsts {
+		if at > lasts/4 && at < lasts {
+			n++
+		}
+	}
+	return float64(n) / (lasts - lasts/4).Seconds()
 }
 
 // arrivals returns a Poisson process.
@@ -231,13 +248,13 @@ func (b *bench) tenants(ctx context.Context, replicas int) error {
 		return times
 	}
 	throughput := func(all []served) float64 {
-		n := 0
+		var firsts []time.Duration
 		for i := range all {
-			if x := &all[i]; x.status == http.StatusOK && x.ended > b.lasts/4 && x.ended < b.lasts {
-				n++
+			if x := &all[i]; x.status == http.StatusOK {
+				firsts = append(firsts, x.at+x.ttft)
 			}
 		}
-		return float64(n) / (b.lasts - b.lasts/4).Seconds()
+		return each(firsts, b.lasts)
 	}
 	refused := func(all []served) (nine, tenth int) {
 		for i := range all {

@@ -11,13 +11,13 @@ import (
 
 // What the model supposes, in seconds.
 const (
-	workers  = 16
+	workers  = 16 // of the mockers, too
 	perToken = 0.3e-3
 	lasts    = 4000.0
 	rate     = workers / (1500 * perToken) // requests that the workers serve
 	news     = 2e-3                        // until a replica hears of another one's turns
 	looks    = 4e-3                        // until it looks at its queue after another one's request ended, at most
-	yieldFor = 20e-3                       // how long a Room leaves a worker to another replica
+	yieldFor = 50e-3                       // how long a Room leaves a worker to another replica
 )
 
 // prompt is a request of the model.
