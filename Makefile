@@ -10,11 +10,13 @@ ORACLES = KVEPP_ORACLES="$$($(INSTALL) oracles)" KVEPP_MODELS="$$(test/tools/mod
 TIMEOUT := 20m
 # The packages whose tests need programs that install.sh installs.
 REAL_PARTS := ^(kvepp|[.])/(e2e|e2e/manifests|test/(aigw|parity|parity/events|vllm|kube|kind))$$
+# make check vets all packages; without debugging data the linker takes half the time.
+QUICK := go test -vet=off -ldflags=-w -timeout $(TIMEOUT)
 # The packages without goroutines of their own, and with tests without any: the race detector finds nothing there.
 SEQUENTIAL := ./internal/chart ./internal/flags ./internal/overrides ./internal/prefetch ./internal/suggest ./kvblock ./manifests/envoy ./prompt/body ./prompt/encoders ./prompt/values ./replay/report ./serve/llmd
 # The packages whose long tests are single-threaded, or wait for whole programs: the race detector slows these tests down
 # tenfold, so that it runs only the short ones.
-LONG := ./prompt/jinja ./indexer ./replay ./prompt/bpe ./prompt ./extproc ./cmd/kvepp
+LONG := ./cmd/kvepp ./extproc ./prompt ./prompt/jinja ./prompt/bpe ./indexer ./replay
 # The long tests of these packages that the race detector runs all the same, because much happens in them at once.
 LONG_RACE := ^Test(Concurrent.*|ManyStreams|Replicas|StrangeReplicas|Drain|LogWithoutReader)$$
 # Tests that run without the race detector for the same reason: of memory, of large files, of the pages, of simulations.
@@ -73,14 +75,14 @@ test: ## unit tests, with the race detector where goroutines are, and end-to-end
 	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j2 test-packages test-programs
 
 test-packages:
-	@$(TIMED) "test: sequential and long unit tests" go test -vet=off -timeout $(TIMEOUT) $(SEQUENTIAL) $(LONG)
-	@$(TIMED) "test: invariants of the index" go test -vet=off -tags invariants -timeout $(TIMEOUT) -run Oracle ./indexer
-	@$(TIMED) "test: memory" go test -vet=off -timeout $(TIMEOUT) -run '$(NO_RACE)' ./pool ./router ./router/queue ./scoring ./serve/api ./zmqsub
-	@$(TIMED) "test: race detector, short" go test -race -vet=off -short -skip '$(NO_RACE)' -timeout $(TIMEOUT) $(LONG)
-	@$(TIMED) "test: race detector, long" go test -race -vet=off -timeout $(TIMEOUT) -run '$(LONG_RACE)' ./indexer ./extproc ./cmd/kvepp
-	@$(TIMED) "test: replicas" go test -vet=off -timeout $(TIMEOUT) ./scoring/replica
-	@$(TIMED) "test: race detector, replicas" go test -race -vet=off -timeout $(TIMEOUT) -run '$(REPLICAS_RACE)' ./scoring/replica
-	@$(TIMED) "test: race detector" go test -race -vet=off -skip '$(NO_RACE)' -timeout $(TIMEOUT) $$(go list ./... | sed 's|^kvepp|.|' | grep -Ev '$(REAL_PARTS)' | grep -Fvx $(SEQUENTIAL:%=-e %) $(LONG:%=-e %) -e ./internal/lint -e ./scoring/replica)
+	@$(TIMED) "test: sequential and long unit tests" $(QUICK) -p 3 $(LONG) $(SEQUENTIAL)
+	@$(TIMED) "test: invariants of the index" $(QUICK) -tags invariants -run Oracle ./indexer
+	@$(TIMED) "test: memory" $(QUICK) -run '$(NO_RACE)' ./pool ./router ./router/queue ./scoring ./serve/api ./zmqsub
+	@$(TIMED) "test: race detector, short" $(QUICK) -race -short -skip '$(NO_RACE)' $(LONG)
+	@$(TIMED) "test: race detector, long" $(QUICK) -race -run '$(LONG_RACE)' ./indexer ./extproc ./cmd/kvepp
+	@$(TIMED) "test: replicas" $(QUICK) ./scoring/replica
+	@$(TIMED) "test: race detector, replicas" $(QUICK) -race -run '$(REPLICAS_RACE)' ./scoring/replica
+	@$(TIMED) "test: race detector" $(QUICK) -race -skip '$(NO_RACE)' $$(go list ./... | sed 's|^kvepp|.|' | grep -Ev '$(REAL_PARTS)' | grep -Fvx $(SEQUENTIAL:%=-e %) $(LONG:%=-e %) -e ./internal/lint -e ./scoring/replica)
 	@$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity
 
 test-programs:
