@@ -49,10 +49,11 @@ var full = flag.Bool("full", false, "compare with all versions of the engines, n
 
 // sampled reports whether the tests compare only a part: neither -full nor a choice of what to compare is given.
 func sampled() bool {
-	return !*full && !*rewrite && *onlyTemplates == "" && *onlyFolders == "" && strings.TrimSpace(os.Getenv("KVEPP_PARITY")) == ""
+	chosen := *onlyTemplates + *onlyFolders + strings.TrimSpace(os.Getenv("KVEPP_PARITY"))
+	return chosen == "" && !*full && !*rewrite
 }
 
-// comparedFiles is compared for templates and folders, of which there are many: only the latest version if sampled.
+// comparedFiles is compared for templates and folders, which are many: only the latest version if sampled.
 func comparedFiles(t *testing.T, engine prompt.Engine) []string {
 	t.Helper()
 	versions := compared(t, engine)
