@@ -189,7 +189,7 @@ bench-tokenizers: libzmq ## compares kvepp's tokenizer with tokenizers and fasto
 bench-path: libzmq ## compares the cost of a request behind a real Envoy with Envoy alone and with an echoing processor (PART=streams: that part; PART=shadow: kvepp in shadow, running, stopped and away; PIECES=1000: longer streams; PEER=gaie: also the Gateway API's endpoint picker)
 	@PEER=$(PEER) test/bench/path.sh $(if $(PART),-only $(PART)) $(if $(PIECES),-chunks $(PIECES))
 
-bench-queue: libzmq ## one tenant that floods beside nine others, deadlines in overload: what clients see behind a real Envoy, and in a model (a quarter of an hour; ONLY="model,deadlines": parts)
+bench-queue: libzmq ## one tenant that floods beside nine others, deadlines in overload: what clients see behind a real Envoy, and in a model (half an hour; ONLY="model,deadlines": parts)
 	@tools=$(TOOLS) && $(MAKE) --no-print-directory build && go build -o bin/ ./test/bench/queue && KVEPP_TOOLS="$$tools" exec bin/queue $(if $(ONLY),-only "$(ONLY)")
 
 bench-page: libzmq ## what an open web page costs kvepp's CPU at 1,000 requests a second, behind a real Envoy (three minutes)
