@@ -168,8 +168,9 @@ e2e-kind: libzmq ## tests kvepp's chart in a kind cluster: that of KUBECONFIG, t
 e2e-istio: libzmq ## tests kvepp with Istio and a Gateway in such a cluster, and runs the inference extension's conformance tests (compiles Istio ten minutes, once)
 	@test/kind/run.sh istio
 
-e2e-aigw: build ## tests kvepp with Envoy AI Gateway's standalone program (compiles it nine CPU minutes, once)
+e2e-aigw: build ## tests kvepp with Envoy AI Gateway: its standalone program, then its controller in such a cluster (compiles it nine CPU minutes, once)
 	@test/aigw/run.sh
+	@test/kind/run.sh aigw
 
 bench: ## the Go benchmarks, then bench-index, bench-events, bench-tokenizers and bench-path
 	@for part in go index events tokenizers path; do $(MAKE) --no-print-directory bench-$$part || exit 1; done

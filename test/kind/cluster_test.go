@@ -232,13 +232,16 @@ func (n *namespace) startEnvoy(manifest string, addresses map[string]string) {
 }
 
 // findEnvoy waits until Envoy answers at the address that a Service exposes outside the cluster.
-func (n *namespace) findEnvoy(service string) {
+func (n *namespace) findEnvoy(service string) { n.findEnvoyOf(n, service) }
+
+// findEnvoyOf finds an Envoy whose Service is in another namespace.
+func (n *namespace) findEnvoyOf(owner *namespace, service string) {
 	n.t.Helper()
 	node := n.kubectl("get", "nodes", "-o", `jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}`)
 	n.url = fmt.Sprintf(
 		"http://%s:%s",
 		strings.Fields(node)[0],
-		n.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"),
+		owner.kubectl("get", "service", service, "-o", "jsonpath={.spec.ports[0].nodePort}"),
 	)
 	n.eventually("Envoy answers from outside", func() error {
 		_, err := n.newConversation().say("hello", 1)

