@@ -13,12 +13,12 @@ REAL_PARTS := ^(kvepp|[.])/(e2e|e2e/manifests|test/(aigw|parity|parity/events|vl
 # make check vets all packages; without debugging data the linker takes half the time.
 QUICK := go test -vet=off -ldflags=-w -timeout $(TIMEOUT)
 # The packages without goroutines of their own, and with tests without any: the race detector finds nothing there.
-SEQUENTIAL := ./internal/chart ./internal/flags ./internal/overrides ./internal/prefetch ./internal/suggest ./kvblock ./manifests/envoy ./prompt/body ./prompt/encoders ./prompt/values ./replay/report ./serve/llmd
+SEQUENTIAL := ./internal/chart ./internal/flags ./internal/overrides ./internal/prefetch ./internal/suggest ./kvblock ./manifests/envoy ./prompt ./prompt/body ./prompt/encoders ./prompt/jinja ./prompt/values ./replay ./replay/report ./serve/llmd
 # The packages whose long tests are single-threaded, or wait for whole programs: the race detector slows these tests down
-# tenfold, so that it runs only the short ones.
-LONG := ./cmd/kvepp ./extproc ./prompt ./prompt/jinja ./prompt/bpe ./indexer ./replay
-# The long tests of these packages that the race detector runs all the same, because much happens in them at once.
-LONG_RACE := ^Test(Concurrent.*|ManyStreams|Replicas|StrangeReplicas|Drain|LogWithoutReader)$$
+# tenfold, so that it runs only some.
+LONG := ./cmd/kvepp ./extproc ./prompt/bpe ./indexer
+# The tests of these packages that the race detector runs all the same, because much happens in them at once.
+LONG_RACE := ^Test(Concurrent.*|SegmentCacheHoldsWhatWasPut|ManyStreams|Replicas|StrangeReplicas|Drain|LogWithoutReader)$$
 # Tests that run without the race detector for the same reason: of memory, of large files, of the pages, of simulations.
 NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|RunningRecordsAreBounded$$|BookedBlocksAreBounded$$|AMillionTenants$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName|CostPays$$|Fit$$|RolesInReplay$$)
 # The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
@@ -78,8 +78,8 @@ test-packages:
 	@$(TIMED) "test: sequential and long unit tests" $(QUICK) -p 3 $(LONG) $(SEQUENTIAL)
 	@$(TIMED) "test: invariants of the index" $(QUICK) -tags invariants -run Oracle ./indexer
 	@$(TIMED) "test: memory" $(QUICK) -run '$(NO_RACE)' ./pool ./router ./router/queue ./scoring ./serve/api ./zmqsub
-	@$(TIMED) "test: race detector, short" $(QUICK) -race -short -skip '$(NO_RACE)' $(LONG)
-	@$(TIMED) "test: race detector, long" $(QUICK) -race -run '$(LONG_RACE)' ./indexer ./extproc ./cmd/kvepp
+	@$(TIMED) "test: race detector, short" $(QUICK) -race -short -skip '$(NO_RACE)' $(filter-out ./prompt/bpe,$(LONG))
+	@$(TIMED) "test: race detector, long" $(QUICK) -race -run '$(LONG_RACE)' $(LONG)
 	@$(TIMED) "test: replicas" $(QUICK) ./scoring/replica
 	@$(TIMED) "test: race detector, replicas" $(QUICK) -race -run '$(REPLICAS_RACE)' ./scoring/replica
 	@$(TIMED) "test: race detector" $(QUICK) -race -skip '$(NO_RACE)' $$(go list ./... | sed 's|^kvepp|.|' | grep -Ev '$(REAL_PARTS)' | grep -Fvx $(SEQUENTIAL:%=-e %) $(LONG:%=-e %) -e ./internal/lint -e ./scoring/replica)
