@@ -19,8 +19,8 @@ SEQUENTIAL := ./internal/chart ./internal/flags ./internal/overrides ./internal/
 LONG := ./cmd/kvepp ./extproc ./prompt/bpe ./indexer
 # The tests of these packages that the race detector runs all the same, because much happens in them at once.
 LONG_RACE := ^Test(Concurrent.*|SegmentCacheHoldsWhatWasPut|ManyStreams|Replicas|StrangeReplicas|Drain|LogWithoutReader)$$
-# Tests that run without the race detector for the same reason: of memory, of large files, of the pages, of simulations.
-NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|RunningRecordsAreBounded$$|BookedBlocksAreBounded$$|AMillionTenants$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName|CostPays$$|Fit$$|RolesInReplay$$)
+# Tests that run without the race detector for the same reason: of memory, of large files, of the pages.
+NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBoundedInBytes$$|RunningRecordsAreBounded$$|BookedBlocksAreBounded$$|AMillionTenants$$|CopiesCountTheirMemory$$|BodiesAreBounded|PagesLink$$|PagesName)
 # The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
 REPLICAS_RACE := ^Test(Histories|Nodes|Strangers|Nonsense|EarlierVersions)$$
 # How long `make events` kills publishers and drops messages.

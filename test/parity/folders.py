@@ -1,12 +1,12 @@
 """Makes small tokenizer folders of every class of Transformers, loads each as an engine loads a model's, and says which ids it gives.
 
-    folders.py vllm|sglang SOURCES OUT TEXTS NTH ONLY REAL...
+    folders.py vllm|sglang SOURCES OUT TEXTS VARIANTS TYPES ONLY REAL...
 
 SOURCES are those of engines.py. The folders are made below OUT; REAL are further ones, with real models' files. TEXTS is a file with a text's JSON on each
 line. Prints a JSON line for each folder: {"folder": ..., "class": ..., "variant": ..., "loaded": the class that the engine took,
 "error": ... or "special": the ids of each text as a completion, "plain": as it is in a chat, "chats": those of chats(), by the engine's
-own code}. Only every NTHth of the variants and of the folders of model types is made, and of all these folders only those whose
-class and variant, with a space between them, contain a match of the pattern ONLY.
+own code}. Only every VARIANTSth of the variants and every TYPESth of the model types is made, and of all these folders only those
+whose class and variant, with a space between them, contain a match of the pattern ONLY.
 
 The loading is the engine's own: vllm.tokenizers.registry.get_tokenizer with vllm.transformers_utils.config, and
 sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer, over the Transformers of its environment.
@@ -284,9 +284,9 @@ def model_types():
     return sorted({*CONFIG_MAPPING_NAMES, *TOKENIZER_MAPPING_NAMES, *of_vllm})
 
 
-def folders(nth):
+def folders(nth_variant, nth_type):
     """Class and variant of each folder, and what is in it."""
-    both = list(variants())[::nth]
+    both = list(variants())[::nth_variant]
     everything = [*both, *natives()]
     gpt4, nfc, pieces = byte_level(split_by(GPT4)), byte_level(split_by(GPT4), NFC), sentencepiece()
     for name in ["TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "LlamaTokenizerFast", "NoSuchTokenizer", *classes()]:
@@ -295,7 +295,7 @@ def folders(nth):
         yield name, "in-model-config", (nfc, GPT, model_config("exaone4", tokenizer_class=name), {})
     for variant, tokenizer, config, model_type, files in both:
         yield "", variant, (tokenizer, config, model_config(model_type), files)
-    for model_type in model_types()[::nth]:
+    for model_type in model_types()[::nth_type]:
         yield "GPT2Tokenizer", "type " + model_type, (gpt4, {"tokenizer_class": "GPT2Tokenizer", **GPT}, model_config(model_type), {})
         yield "LlamaTokenizer", "type " + model_type, (pieces, {"tokenizer_class": "LlamaTokenizer", **NAMED}, model_config(model_type), {})
         yield "", "type " + model_type, (gpt4, GPT, model_config(model_type), {})
@@ -329,7 +329,7 @@ def prompt(engine, tokenizer, chat):
         return None
 
 
-def main(name, sources, out, texts, nth, only, *real):
+def main(name, sources, out, texts, nth_variant, nth_type, only, *real):
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w")
@@ -337,7 +337,7 @@ def main(name, sources, out, texts, nth, only, *real):
     load, engine = loader(name, sources), None
     with open(texts, encoding="utf-8") as file:
         texts = [json.loads(line) for line in file]
-    todo = [(cls, variant, None, parts) for cls, variant, parts in folders(int(nth)) if re.search(only, cls + " " + variant)]
+    todo = [(cls, variant, None, parts) for cls, variant, parts in folders(int(nth_variant), int(nth_type)) if re.search(only, cls + " " + variant)]
     for i, (cls, variant, folder, parts) in enumerate(todo + [("", "real", with_type(folder, out), None) for folder in real]):
         if parts:
             folder = f"{out}/{i}"

@@ -120,8 +120,9 @@ func (b *folderBodies) compare(ctx context.Context, m *prompt.Model, want *loade
 }
 
 // TestFolders loads folders as each engine does, with its own loader, and compares the ids: small folders of every
-// class of Transformers in many variants, and of every model type (with older versions, and in a sample, every
-// eleventh), and the real folders of KVEPP_MODELS. testdata/folders.txt lists what kvepp refuses.
+// class of Transformers in many variants, and of every model type (with older versions every second variant and every
+// sixth type, in a sample every eleventh), and the real folders of KVEPP_MODELS. testdata/folders.txt lists what kvepp
+// refuses.
 func TestFolders(t *testing.T) {
 	if testing.Short() {
 		t.Log("make parity loads folders as the engines do")
@@ -137,17 +138,16 @@ func TestFolders(t *testing.T) {
 		for _, version := range comparedFiles(t, engine) {
 			t.Run(string(engine)+"/"+version, func(t *testing.T) {
 				t.Parallel()
-				nth, real := "11", []string{}
-				latest := version == all[len(all)-1]
-				sampled := sampled()
+				every, real := [2]string{"2", "6"}, []string{}
+				latest, sampled := version == all[len(all)-1], sampled()
 				if latest {
-					real = strings.Fields(environment(t, "KVEPP_MODELS"))
+					every, real = [2]string{"1", "1"}, strings.Fields(environment(t, "KVEPP_MODELS"))
 				}
-				if latest && !sampled {
-					nth = "1"
+				if sampled {
+					every = [2]string{"11", "11"}
 				}
 				run := folderRun{engine: engine, version: version, bodies: &b}
-				refused := run.compare(t, nth, real)
+				refused := run.compare(t, every, real)
 				var listedAlone map[string]bool
 				if sampled { // the list has what is refused of all folders
 					maps.DeleteFunc(refused, func(subject, _ string) bool { return subject != realFolders })
@@ -171,9 +171,10 @@ type folderRun struct {
 }
 
 // compare returns the variants that kvepp refuses of each class: all, if it knows none of them.
-func (r *folderRun) compare(t *testing.T, nth string, real []string) map[string]string {
+func (r *folderRun) compare(t *testing.T, every [2]string, real []string) map[string]string {
 	python, sources := oracle(t, r.engine, r.version)
-	args := []string{"folders.py", string(r.engine), sources, t.TempDir(), "testdata/texts.jsonl", nth, *onlyFolders}
+	args := []string{"folders.py", string(r.engine), sources, t.TempDir(), "testdata/texts.jsonl", every[0], every[1],
+		*onlyFolders}
 	cmd := exec.Command(python, append(args, real...)...)
 	// The engines depend on SentencePiece, which is installed with mistral-common.
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error",
