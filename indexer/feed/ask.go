@@ -249,19 +249,23 @@ func (s *planeSubscriber) applyResponse(a *kvblock.PlaneResponse, from *uint64) 
 	return s.catchUp(a)
 }
 
-// load replaces the worker's blocks with those of a TreeDump.
+// load replaces the worker's blocks with those of a TreeDump. An error leaves them as they were: those that events named
+// are still there.
 func (s *planeSubscriber) load(a *kvblock.PlaneResponse) error {
 	r := &s.recovery
-	again := r.again
-	s.empty()
-	err := s.each(a, func(e *kvblock.RouterEvent) (bool, error) {
+	unread := *a
+	err := s.each(&unread, func(e *kvblock.RouterEvent) (bool, error) {
 		if e.Operation.Kind != kvblock.OpStored && e.Operation.Kind != kvblock.OpDropped {
 			return false, fmt.Errorf("%w: a TreeDump that does not only store blocks", kvblock.ErrMalformed)
 		}
-		return true, nil
+		return false, nil
 	})
 	if err != nil {
-		s.empty()
+		return err
+	}
+	again := r.again
+	s.empty()
+	if err := s.each(a, func(*kvblock.RouterEvent) (bool, error) { return true, nil }); err != nil {
 		return err
 	}
 	if r.next = a.LastEvent + 1; a.LastEvent == 0 {

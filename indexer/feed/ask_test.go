@@ -322,6 +322,11 @@ func TestHostileAnswers(t *testing.T) {
 			eventually(t, "cleared blocks", func() bool {
 				return a.match(4, promptOf(3)...) == 0 && a.match(4, promptOf(4)...) == 1
 			})
+			asked := a.count("query", c.outcome)
+			eventually(t, "another question", func() bool { return a.count("query", c.outcome) > asked+1 })
+			if a.match(4, promptOf(4)...) != 1 {
+				t.Error("a bad response took a block that an event named")
+			}
 			if !strings.Contains(lines.String(), "does not tell which blocks it holds") {
 				t.Error(lines.String())
 			}
