@@ -359,6 +359,17 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			return nil
 		})
 	}
+	// active waits until this many requests run. A note of an earlier one, whose response is read, may still come: it says
+	// nothing about the next one.
+	active := func(t *testing.T, s *stack.Stack, want float64) {
+		t.Helper()
+		eventually(t, func() error {
+			if n := metric(t, s, "kvepp_active_requests"); n != want {
+				return fmt.Errorf("%v requests run, want %v", n, want)
+			}
+			return nil
+		})
+	}
 	type answer struct {
 		resp *http.Response
 		err  error
@@ -385,7 +396,7 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 		return begun
 	}
 	// warm asks until a note was heard: kvepp has to find the workers' channels first.
-	warm := func(t *testing.T, s *stack.Stack) (notes float64) {
+	warm := func(t *testing.T, s *stack.Stack) {
 		t.Helper()
 		eventually(t, func() error {
 			a := <-ask(t, s, 1, false)
@@ -394,12 +405,11 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			}
 			io.Copy(io.Discard, a.resp.Body)
 			a.resp.Body.Close()
-			if notes = metric(t, s, "kvepp_first_tokens_noted_total"); notes == 0 {
+			if metric(t, s, "kvepp_first_tokens_noted_total") == 0 {
 				return fmt.Errorf("no first token was noted; status %d", a.resp.StatusCode)
 			}
 			return nil
 		})
-		return notes
 	}
 	// begin starts a worker behind a server that holds its responses back.
 	begin := func(t *testing.T, compresses bool, edit func(any)) (s *stack.Stack, goOn chan struct{}, notes float64) {
@@ -420,9 +430,10 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 				}
 			}
 		}()
-		notes = warm(t, s)
+		warm(t, s)
 		resume <- struct{}{}
-		return s, goOn, notes
+		active(t, s, 0)
+		return s, goOn, metric(t, s, "kvepp_first_tokens_noted_total")
 	}
 	read := func(t *testing.T, a answer, encoding string) {
 		t.Helper()
@@ -471,6 +482,7 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				unread := metric(t, s, "kvepp_unread_answers_total")
 				begun := ask(t, s, 1000, stream)
+				active(t, s, 1)
 				noted(t, s, notes)
 				notes++
 				eventually(t, func() error {
@@ -484,6 +496,7 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 				}
 				goOn <- struct{}{}
 				read(t, <-begun, c.encoding)
+				active(t, s, 0)
 				if n := metric(t, s, "kvepp_unread_answers_total") - unread; (n == 1) != (c.encoding != "") {
 					t.Errorf("stream %v: %v responses could not be read", stream, n)
 				}
