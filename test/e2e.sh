@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 # make storm, make test-image and others run these.
-elsewhere='^Test(Image|APIServer|Release.*)$'
+elsewhere='^Test(Image|APIServer|Release.*|Storm.*|Crowd.*)$'
 go test -c -o bin/e2e.test ./e2e
 
 # shard N: runs every second test, beginning with the Nth.
