@@ -28,7 +28,7 @@ func TestAIGateway(t *testing.T) {
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *namespace)
-	}{{"Overlay", aigwOverlay}, {"AIGatewayRoute", aigwRoute}} {
+	}{{"Overlay", aigwOverlay}, {"AIGatewayRoute", aigwRoute}, {"Conformance", aigwConformance}} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Cleanup(func() {
 				if !t.Failed() {
@@ -147,4 +147,30 @@ func aigwRoute(t *testing.T, gateway *namespace) {
 	n.behindAIGateway(gateway, 3)
 	n.stickyConversations(3)
 	n.servedAsNamed()
+}
+
+// aigwConformance runs the conformance suite of the Gateway API Inference Extension behind the gateway, which fails some
+// of its tests: docs/gateways.md says why.
+func aigwConformance(t *testing.T, _ *namespace) {
+	infra, _ := suiteNamespaces(t)
+	infra.conformance(suiteRun{
+		part:    "aigw",
+		class:   "envoy-ai-gateway",
+		gateway: "Envoy AI Gateway 1.0.0",
+		// The suite waits 300 s for each answer that does not come, the Gateway API's own suite at most this long.
+		option: "-timeout-config-overrides=MaxTimeToConsistency:30",
+		ends:   "Failed",
+		passes: []string{
+			"EppUnAvailableFailOpen",
+			"GatewayFollowingEPPRouting",
+			"GatewayFollowingEPPRoutingWithDataParallelism",
+			"HTTPRouteInvalidInferencePoolRef",
+			"HTTPRouteMultipleGatewaysDifferentPools",
+			"HTTPRouteMultipleRulesDifferentPools",
+			"InferencePoolAccepted",
+			"InferencePoolHTTPRoutePortValidation",
+			"InferencePoolInvalidEPPService",
+			"InferencePoolResolvedRefsCondition",
+		},
+	})
 }

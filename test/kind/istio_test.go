@@ -4,18 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"go.yaml.in/yaml/v3"
-
-	"kvepp/test/harness/process"
 )
 
 // TestIstio tests Istio's control plane: from a Gateway, an HTTPRoute and an InferencePool it configures Envoy. `make
@@ -198,95 +190,27 @@ func (n *namespace) measurePause(f func()) (failed int, pause time.Duration) {
 	return failed, pause
 }
 
-// suite are the conformance tests for the endpoint picker; the others test Istio alone, but run the same way.
-var suite = []string{
-	"GatewayFollowingEPPRouting",
-	"GatewayFollowingEPPRoutingWithDataParallelism",
-	"GatewayDestinationEndpointServed",
-	"EppUnAvailableFailOpen",
-	"InferencePoolAppProtocol",
-}
-
-// istioConformance runs the conformance suite of the Gateway API Inference Extension, with kvepp as its endpoint
-// pickers.
+// istioConformance runs the conformance suite of the Gateway API Inference Extension behind Istio.
 func istioConformance(t *testing.T, istiod *namespace) {
-	// The suite would create these itself, but then the proxies of its gateways would not start.
-	infra, backend := newNamespace(
-		t,
-		"inference-conformance-infra",
-	), newNamespace(
-		t,
-		"inference-conformance-app-backend",
-	)
+	infra, backend := suiteNamespaces(t)
 	infra.startGateway("conformance-primary", istiod)
 	infra.startGateway("conformance-secondary", istiod)
 	backend.apply(read(t, "testdata/pickers.yaml"))
-
-	n := &namespace{t: t, name: istiod.name}
-	n.kubectl("delete", "pod", "suite", "--ignore-not-found")
-	commit, err := exec.Command("git", "describe", "--always", "--dirty=-modified", "--exclude=*").Output()
-	if err != nil {
-		commit = []byte("unknown")
-	}
-	n.apply(read(t, "testdata/suite.yaml"), "{version}", strings.TrimSpace(string(commit)))
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
-	defer cancel()
-	var phase string
-	err = process.Until(ctx, func() (err error) {
-		phase, err = n.run("", "kubectl", "get", "pod", "suite", "-o", "jsonpath={.status.phase}")
-		if err == nil && phase != "Succeeded" && phase != "Failed" {
-			err = fmt.Errorf("the suite's pod is %s", phase)
-		}
-		return err
+	infra.conformance(suiteRun{
+		part:    "istio",
+		class:   "istio",
+		gateway: "istiod",
+		// If a rule has several weighted InferencePools, istiod makes Envoy ask only the last pool's picker, but the
+		// test expects pods of the other pool.
+		option: "-skip-tests=GatewayWeightedAcrossTwoInferencePools",
+		ends:   "Succeeded",
+		// These are for the endpoint picker; the others test Istio alone, but run the same way.
+		passes: []string{
+			"GatewayFollowingEPPRouting",
+			"GatewayFollowingEPPRoutingWithDataParallelism",
+			"GatewayDestinationEndpointServed",
+			"EppUnAvailableFailOpen",
+			"InferencePoolAppProtocol",
+		},
 	})
-	log := n.kubectl("logs", "suite")
-	for line := range strings.Lines(log) {
-		if strings.HasPrefix(line, "    --- ") {
-			t.Log(strings.TrimSpace(line))
-		}
-	}
-	if err != nil || phase != "Succeeded" {
-		t.Errorf("%v, %s; its last output:\n%s", err, phase, n.kubectl("logs", "suite", "--tail=200"))
-	}
-	for _, name := range suite {
-		if !strings.Contains(log, "--- PASS: TestConformance/"+name+" ") {
-			t.Errorf("%s did not pass", name)
-		}
-	}
-	n.checkReport("gaie-v1.6.0-istio.yaml", n.kubectl("get", "pod", "suite", "-o",
-		"jsonpath={.status.containerStatuses[0].state.terminated.message}"))
-}
-
-// checkReport compares the results of the suite's report with those in docs/conformance. With -rewrite, and if there is
-// none, it writes the report there.
-func (n *namespace) checkReport(name, report string) {
-	n.t.Helper()
-	file, err := filepath.Abs("../../docs/conformance/" + name)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	results := func(text string) any {
-		n.t.Helper()
-		var r struct{ Profiles any }
-		if err := yaml.Unmarshal([]byte(text), &r); err != nil || r.Profiles == nil {
-			n.t.Fatalf("not a report: %v\n%s", err, text)
-		}
-		return r.Profiles
-	}
-	got := results(report)
-	if _, err := os.Stat(file); os.IsNotExist(err) || *rewrite {
-		head := "# Written by the suite in make e2e-istio, with kvepp as its pickers: docs/gateways.md.\n"
-		err := os.MkdirAll(filepath.Dir(file), 0o755)
-		if err == nil {
-			err = os.WriteFile(file, []byte(head+report), 0o644)
-		}
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		n.t.Logf("the suite's report is in %s: add it to the commit", file)
-		return
-	}
-	if kept := results(read(n.t, file)); !reflect.DeepEqual(got, kept) {
-		n.t.Errorf("the suite's results differ from %s; test/kind/run.sh istio -rewrite keeps these:\n%s", file, report)
-	}
 }
