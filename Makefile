@@ -168,7 +168,7 @@ e2e-kind: libzmq ## tests kvepp's chart in a kind cluster: that of KUBECONFIG, t
 e2e-istio: libzmq ## tests kvepp with Istio and a Gateway in such a cluster, and runs the inference extension's conformance tests (compiles Istio ten minutes, once)
 	@test/kind/run.sh istio
 
-e2e-aigw: build ## tests kvepp with Envoy AI Gateway: its standalone program, then its controller in such a cluster (compiles it nine CPU minutes, once)
+e2e-aigw: build ## tests kvepp with Envoy AI Gateway: its standalone program, then its controller in such a cluster, and the conformance tests there (compiles it nine CPU minutes, once)
 	@test/aigw/run.sh
 	@test/kind/run.sh aigw
 

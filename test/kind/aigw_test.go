@@ -149,8 +149,8 @@ func aigwRoute(t *testing.T, gateway *namespace) {
 	n.servedAsNamed()
 }
 
-// aigwConformance runs the conformance suite of the Gateway API Inference Extension behind the gateway, which fails some
-// of its tests: docs/gateways.md says why.
+// aigwConformance runs the conformance suite of the Gateway API Inference Extension behind the gateway, which fails
+// some of its tests: docs/gateways.md says why.
 func aigwConformance(t *testing.T, _ *namespace) {
 	infra, _ := suiteNamespaces(t)
 	infra.conformance(suiteRun{

@@ -42,10 +42,12 @@ func (n *namespace) conformance(run suiteRun) {
 	if err != nil {
 		commit = []byte("unknown")
 	}
-	n.t.Cleanup(func() { n.run("", "kubectl", "delete", "clusterrolebinding", "kvepp-e2e-suite", "--ignore-not-found") })
+	n.t.Cleanup(func() { // it belongs to no namespace
+		n.run("", "kubectl", "delete", "clusterrolebinding", "kvepp-e2e-suite", "--ignore-not-found")
+	})
 	n.apply(read(n.t, "testdata/suite.yaml"), "{namespace}", n.name, "{class}", run.class, "{gateway}", run.gateway,
 		"{option}", run.option, "{version}", strings.TrimSpace(string(commit)))
-	ctx, cancel := context.WithTimeout(n.t.Context(), 21*time.Minute)
+	ctx, cancel := context.WithTimeout(n.t.Context(), 17*time.Minute)
 	defer cancel()
 	var phase string
 	err = process.Until(ctx, func() (err error) {
@@ -94,7 +96,7 @@ func (n *namespace) checkReport(part, report string) {
 		head := "# Written by the suite in make e2e-" + part + ", with kvepp as its pickers: docs/gateways.md.\n"
 		err := os.MkdirAll(filepath.Dir(file), 0o755)
 		if err == nil {
-			err = os.WriteFile(file, []byte(head+report), 0o644)
+			err = os.WriteFile(file, []byte(head+report+"\n"), 0o644)
 		}
 		if err != nil {
 			n.t.Fatal(err)
@@ -103,6 +105,8 @@ func (n *namespace) checkReport(part, report string) {
 		return
 	}
 	if kept := results(read(n.t, file)); !reflect.DeepEqual(got, kept) {
-		n.t.Errorf("the suite's results differ from %s; test/kind/run.sh %s -rewrite keeps these:\n%s", file, part, report)
+		n.t.Errorf(
+			"the suite's results differ from %s; test/kind/run.sh %s -rewrite keeps these:\n%s", file, part, report,
+		)
 	}
 }

@@ -56,7 +56,7 @@ istio)
 aigw)
 	shift
 	needs="kvepp engine envoy-aigw envoy-gateway controller extproc suite echo"
-	tests="-test.run ^TestAIGateway -test.timeout 40m" # the conformance suite waits for what this gateway does not do
+	tests="-test.run ^TestAIGateway -test.timeout 30m" # the conformance suite waits for what this gateway does not do
 	KVEPP_AIGW=$("$install" aigw)
 	export KVEPP_AIGW
 	charts=$KVEPP_AIGW/charts
