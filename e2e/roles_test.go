@@ -359,8 +359,8 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			return nil
 		})
 	}
-	// active waits until this many requests run. A note of an earlier one, whose response is read, may still come: it says
-	// nothing about the next one.
+	// active waits until this many requests run. A note of an earlier one, whose response is read, may still come: it
+	// says nothing about the next one.
 	active := func(t *testing.T, s *stack.Stack, want float64) {
 		t.Helper()
 		eventually(t, func() error {

@@ -249,8 +249,8 @@ func (s *planeSubscriber) applyResponse(a *kvblock.PlaneResponse, from *uint64) 
 	return s.catchUp(a)
 }
 
-// load replaces the worker's blocks with those of a TreeDump. An error leaves them as they were: those that events named
-// are still there.
+// load replaces the worker's blocks with those of a TreeDump. An error leaves them as they were: those that events
+// named are still there.
 func (s *planeSubscriber) load(a *kvblock.PlaneResponse) error {
 	r := &s.recovery
 	unread := *a
