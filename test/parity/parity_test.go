@@ -163,6 +163,9 @@ func compare(t *testing.T, model *prompt.Model, cmd *exec.Cmd, want int) {
 	compared, tokens, wrong, panics := 0, 0, 0, 0
 	check := func(a response, special bool, want []kvblock.Token, caches string) {
 		got, err := model.Encode(a.Text, special)
+		if err != nil { // searches have a time limit, which a machine that stops the test for that long exceeds
+			got, err = model.Encode(a.Text, special)
+		}
 		if err == nil && slices.Equal(got, want) {
 			return
 		}
