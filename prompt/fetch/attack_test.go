@@ -23,7 +23,7 @@ import (
 // fetchInto fetches the model of a hub into a folder, and returns the exit status and what kvepp printed.
 func fetchInto(folder, hub string) (status int, printed string) {
 	var out bytes.Buffer
-	status = run([]string{"--hub=" + hub, "--to=" + folder, "--timeout=1m", ".=org/model"}, &out, &out, noEnvironment)
+	status = run([]string{"--hub=" + hub, "--to=" + folder, "--timeout=10m", ".=org/model"}, &out, &out, noEnvironment)
 	return status, out.String()
 }
 
