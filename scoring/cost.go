@@ -101,7 +101,7 @@ func (c *Config) cost(t *Terms, parts *[]Part) float64 {
 
 // Credit returns what Cost takes off the blocks to prefill for cached blocks, in blocks of the worker.
 func (c *Config) Credit(t *Terms) float64 {
-	if c.OverlapScoreCreditDecay == 0 && t.HostBlocks|t.DiskBlocks|t.SharedBlocks == 0 { // the usual, inlined
+	if c.OverlapScoreCreditDecay == 0 && t.HostBlocks|t.DiskBlocks|t.SharedBlocks == 0 { // the usual
 		return c.OverlapScoreCredit * float64(t.DeviceBlocks)
 	}
 	return c.creditOfTiers(t)

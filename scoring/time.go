@@ -54,8 +54,8 @@ type TimeTerms struct {
 //	         that its active requests hold
 //	steps  = 1; or 2 if another prefill waits on the worker or runs there
 //	delay  = steps * seconds per step + seconds per token * (waiting prefill tokens + new) + delays
-//	delays = interference * crowd(decoding requests) * (seconds per token * new + seconds per step), the latter only
-//	         without another prefill
+//	delays = crowd(decoding requests) * (seconds per token * new + seconds per step), the latter only without another
+//	         prefill
 //	decode = decodeInterference * output * gap per token * (held tokens + decoding requests * (prompt + output / 2)) +
 //	         slowerOutput * output * slower per token
 //	memory = blocks above the capacity / held blocks * life
@@ -70,8 +70,8 @@ type TimeTerms struct {
 // is left of a running one is as long as a new one if their lengths are about exponentially distributed.
 func (c *Config) timeCost(t *Terms, parts *[]Part) float64 {
 	size, x := float64(t.BlockSize), &t.Time
-	waiting, requests, decoding := float64(t.PrefillTokens), float64(t.ActiveRequests), float64(x.DecodingRequests)
-	held, decodeBlocks := x.HeldBlocks, t.DecodeBlocks
+	waiting, held, decodeBlocks := float64(t.PrefillTokens), x.HeldBlocks, t.DecodeBlocks
+	requests, decoding := t.ActiveRequests, x.DecodingRequests
 	if t.LoadUnknown {
 		waiting, requests, held, decodeBlocks, decoding = 0, 0, 0, decodeBlocks-held, 0
 	}
@@ -85,17 +85,17 @@ func (c *Config) timeCost(t *Terms, parts *[]Part) float64 {
 			credit = max(credit, c.OverlapScoreCredit*float64(x.ActivePromptBlocks))
 		}
 		prompt = float64(t.ISLTokens)
-		cached = -min(credit*size, prompt)
-		delays = interference * crowd(decoding) * (x.SecondsPerToken*(prompt+cached) + pause)
+		cached = max(-credit*size, -prompt)
+		delays = crowd(decoding) * (x.SecondsPerToken*(prompt+cached) + pause)
 	} else {
 		waiting = 0
 	}
 	if c.TrackActiveBlocks {
 		outputs = decodeInterference * x.OutputTokens * x.GapPerToken *
-			(held*size + decoding*(float64(t.ISLTokens)+x.OutputTokens/2))
+			(held*size + float64(decoding)*(float64(t.ISLTokens)+x.OutputTokens/2))
 		slower = slowerOutput * x.OutputTokens * x.SlowerPerToken
 		if t.KVBlocks > 0 {
-			expected := decodeBlocks + (requests+1)*x.OutputTokens/size
+			expected := decodeBlocks + float64(requests+1)*x.OutputTokens/size
 			memory = max(expected-float64(t.KVBlocks), 0) / max(held, 1) * x.LifeSeconds
 		}
 	}
@@ -108,14 +108,19 @@ func (c *Config) timeCost(t *Terms, parts *[]Part) float64 {
 	return token*(prompt+cached+waiting) + 1000*(outputs+steps+delays+memory+slower)
 }
 
-// crowd returns what a number of delayed responses counts: n^0.75. In proportion to n, they would outweigh the first
-// token that a request waits for where many responses run on each worker.
-func crowd(n float64) float64 { return crowds[min(max(int(n), 0), len(crowds)-1)] }
+// crowd returns the weight of what n responses lose: interference * n^0.75. In proportion to n, they would outweigh the
+// first token that a request waits for where many responses run on each worker.
+func crowd(n int) float64 {
+	if uint(n) < uint(len(crowds)) {
+		return crowds[n]
+	}
+	return crowds[len(crowds)-1]
+}
 
 // crowds has the results of crowd: two square roots for each candidate took a fifth of a choice.
 var crowds = func() (of [1 << 12]float64) {
 	for n := range of {
-		of[n] = math.Sqrt(float64(n) * math.Sqrt(float64(n)))
+		of[n] = interference * math.Sqrt(float64(n)*math.Sqrt(float64(n)))
 	}
 	return of
 }()
