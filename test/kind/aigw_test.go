@@ -55,7 +55,11 @@ func (n *namespace) helm(name, chart string, values ...string) {
 	for _, file := range values {
 		args = append(args, "--values", file)
 	}
-	n.t.Cleanup(func() { n.run("", "helm", "uninstall", name) }) // what belongs to no namespace
+	n.t.Cleanup(func() { // what belongs to no namespace; helm uninstall leaves hooks there
+		hooks, _ := n.run("", "helm", "get", "hooks", name)
+		n.run("", "helm", "uninstall", name)
+		n.run(hooks, "kubectl", "delete", "--ignore-not-found", "-f", "-")
+	})
 	if _, err := n.run("", "helm", args...); err != nil {
 		n.t.Fatal(err)
 	}

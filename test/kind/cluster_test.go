@@ -160,6 +160,7 @@ func (n *namespace) install(values ...string) {
 	if n.token != "" {
 		return
 	}
+	n.t.Cleanup(func() { n.run("", "helm", "uninstall", "kvepp") }) // what belongs to no namespace
 	// A Prometheus's account, bound as the chart's notes say.
 	binding := n.name + "-prometheus"
 	n.kubectl("create", "serviceaccount", "prometheus")

@@ -83,12 +83,18 @@ key() {
 # once FOLDER WHAT FILL: calls the function FILL for the folder, unless it has filled it before, and prints the folder.
 once() {
 	if [ ! -e "$1/complete" ]; then
-		say "$2, into $1"
-		rm -rf "$1"
-		mkdir -p "$1"
-		"$3" "$1"
-		touch "$1/complete"
-		say "  done"
+		mkdir -p "${1%/*}"
+		exec 9>"$1.lock"
+		! command -v flock >/dev/null || flock 9 # another process may be filling it
+		if [ ! -e "$1/complete" ]; then
+			say "$2, into $1"
+			rm -rf "$1"
+			mkdir -p "$1"
+			"$3" "$1"
+			touch "$1/complete"
+			say "  done"
+		fi
+		exec 9>&-
 	fi
 	printf '%s\n' "$1"
 }
