@@ -395,7 +395,8 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 		}()
 		return begun
 	}
-	// warm asks until a note was heard: kvepp has to find the workers' channels first.
+	// warm asks until a note was heard and kvepp has the worker's events: it has to find both channels first, and a worker
+	// whose events it finds later joins once more, without its running requests.
 	warm := func(t *testing.T, s *stack.Stack) {
 		t.Helper()
 		eventually(t, func() error {
@@ -405,8 +406,9 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			}
 			io.Copy(io.Discard, a.resp.Body)
 			a.resp.Body.Close()
-			if metric(t, s, "kvepp_first_tokens_noted_total") == 0 {
-				return fmt.Errorf("no first token was noted; status %d", a.resp.StatusCode)
+			if metric(t, s, "kvepp_first_tokens_noted_total") == 0 ||
+				metric(t, s, `kvepp_subscriptions{state="connected"}`) != 1 {
+				return fmt.Errorf("no first token was noted, or no events; status %d", a.resp.StatusCode)
 			}
 			return nil
 		})
