@@ -395,7 +395,7 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 		}()
 		return begun
 	}
-	// warm asks until a note was heard and kvepp has the worker's events: it has to find both channels first, and a worker
+	// warm asks until a note was heard and kvepp has the worker's events: it has to find both channels first. A worker
 	// whose events it finds later joins once more, without its running requests.
 	warm := func(t *testing.T, s *stack.Stack) {
 		t.Helper()
