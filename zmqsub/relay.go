@@ -131,17 +131,16 @@ func (r *relay) up() {
 	f := frames{most: maxMessageBytes}
 	for buf := make([]byte, 256); ; {
 		n, err := r.near.Read(buf)
-		if err == nil {
-			_, err = r.far.Write(buf[:n])
-		}
 		if err != nil {
 			return
 		}
-		if f.count >= 2 {
-			continue
+		if f.count < 2 { // before the peer can respond, whose response may end the connection
+			if _, _, _ = f.split(buf[:n], nil, nil); f.count >= 2 {
+				close(r.greeted)
+			}
 		}
-		if _, _, _ = f.split(buf[:n], nil, nil); f.count >= 2 {
-			close(r.greeted)
+		if _, err = r.far.Write(buf[:n]); err != nil {
+			return
 		}
 	}
 }
