@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +20,7 @@ import (
 	"kvepp/internal/metrics/metricstest"
 	"kvepp/kvblock"
 	"kvepp/pool"
+	"kvepp/test/harness/process"
 )
 
 const blockSize = 4
@@ -107,18 +106,14 @@ func newPublisher(t *testing.T, engine, sources string, steps int) *publisher {
 	return p
 }
 
-// freePort returns a free port on loopback, below the range that the system uses for outgoing connections.
+// freePort returns a free port on loopback, which no test at the same time gets, also while its publisher restarts.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 1000 {
-		port := 20000 + rand.IntN(12000)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			l.Close()
-			return port
-		}
+	port, err := process.Ports(1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port")
-	return 0
+	return port
 }
 
 // start starts the process again, as a new epoch of the engine.
