@@ -484,22 +484,7 @@ func TestFirstTokensOfCompressedResponses(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				unread := metric(t, s, "kvepp_unread_answers_total")
 				begun := ask(t, s, 1000, stream)
-				eventually(t, func() error {
-					select {
-					case a := <-begun:
-						if a.err != nil {
-							t.Fatal(a.err)
-						}
-						text, err := io.ReadAll(a.resp.Body)
-						t.Fatalf("stream %v: a response before the test went on: %d, %s, %v", stream,
-							a.resp.StatusCode, text, err)
-					default:
-					}
-					if n := metric(t, s, "kvepp_active_requests"); n != 1 {
-						return fmt.Errorf("%v requests run, want 1", n)
-					}
-					return nil
-				})
+				active(t, s, 1)
 				noted(t, s, notes)
 				notes++
 				eventually(t, func() error {
