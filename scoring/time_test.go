@@ -55,7 +55,7 @@ func TestTimeCost(t *testing.T) {
 		}), 190},
 		{"a step of 20 ms on a worker that only decodes for others", byTime(), with(func(t *Terms) {
 			t.Time.StepSeconds, t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0.02, 0, 2, 2
-		}), 20 + 100 + crowd(2)*120},
+		}), 20 + 100 + interference*math.Pow(2, 0.75)*120},
 		{"30 decoding requests count less than 30 times one", byTime(), with(func(t *Terms) {
 			t.Time.GapPerToken, t.ActiveRequests, t.Time.DecodingRequests = 0, 30, 30
 		}), 100 + interference*math.Pow(30, 0.75)*100},
