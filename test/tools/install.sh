@@ -80,21 +80,22 @@ key() {
 	printf '%s-%s\n' "$(cat "$@" | cksum | cut -d' ' -f1)" "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 }
 
-# once FOLDER WHAT FILL: calls the function FILL for the folder, unless it has filled it before, and prints the folder.
+# once FOLDER WHAT FILL: calls the function FILL for the folder, unless it has filled it before, and prints the folder. A
+# second process waits for the first.
 once() {
 	if [ ! -e "$1/complete" ]; then
 		mkdir -p "${1%/*}"
-		exec 9>"$1.lock"
-		! command -v flock >/dev/null || flock 9 # another process may be filling it
-		if [ ! -e "$1/complete" ]; then
-			say "$2, into $1"
-			rm -rf "$1"
-			mkdir -p "$1"
-			"$3" "$1"
-			touch "$1/complete"
-			say "  done"
-		fi
-		exec 9>&-
+		{
+			! command -v flock >/dev/null || flock 9
+			if [ ! -e "$1/complete" ]; then
+				say "$2, into $1"
+				rm -rf "$1"
+				mkdir -p "$1"
+				"$3" "$1"
+				touch "$1/complete"
+				say "  done"
+			fi
+		} 9>"$1.lock"
 	fi
 	printf '%s\n' "$1"
 }
