@@ -116,6 +116,7 @@ func startAttacked(t *testing.T, clients int, flags ...string) *attacked {
 	return a
 }
 
+// post returns the response's status. A status of 500 or more is an error with the response's text.
 func post(ctx context.Context, client *http.Client, url, path string, body []byte) (status int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -130,7 +131,10 @@ func post(ctx context.Context, client *http.Client, url, path string, body []byt
 		return 0, err
 	}
 	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
+	response, err := io.ReadAll(resp.Body)
+	if resp.StatusCode >= http.StatusInternalServerError {
+		err = errors.Join(err, fmt.Errorf("the response is %.300q", response))
+	}
 	return resp.StatusCode, err
 }
 

@@ -156,6 +156,26 @@ func TestHeldBytesAreLimited(t *testing.T) {
 	b.holdsNothing(t, "when all is over")
 }
 
+// TestWholeBuffersPass: Envoy's buffer of a connection in one message is received after the decision although bodies
+// have taken all memory. The request has begun at its endpoint and cannot be refused any more.
+func TestWholeBuffersPass(t *testing.T) {
+	b := newBench(t, Config{Memory: budget.New(heldOf(120_000))})
+	buffer := &extprocv3.HttpBody{Body: make([]byte, 1<<20)}
+	size := proto.Size(&extprocv3.ProcessingRequest{
+		Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: buffer},
+	})
+	for _, c := range []struct {
+		phase  phase
+		passes bool
+	}{{collect, false}, {relay, true}, {replied, true}} {
+		x := b.server.exchange(t.Context())
+		if x.phase = c.phase; (x.in.Receiving(size) == nil) != c.passes {
+			t.Errorf("phase %d, %d bytes: %v", c.phase, size, x.in.refused)
+		}
+		x.hold()
+	}
+}
+
 // holdsNothing waits until no bytes of requests are held: shortly after the last of them was sent on.
 func (b *bench) holdsNothing(t *testing.T, when string) {
 	t.Helper()
