@@ -101,14 +101,13 @@ LONG_PARTS = for part in $(1); do $(TIMED) "test-long: $$part" $(MAKE) --no-prin
 long-computing:
 	@$(call LONG_PARTS,parity)
 	@$(TIMED) "test-long: fuzzing" test/fuzz.sh
-	@$(call LONG_PARTS,storm)
+	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
 
 long-cluster:
-	@$(call LONG_PARTS,$(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) test-kube test-image)
+	@$(call LONG_PARTS,$(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) test-kube test-image storm)
 
 long-waiting:
 	@$(call LONG_PARTS,test-vllm events)
-	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
 
 parity: build ## compares tokens of real models, folders of every class, chat templates and the reading of requests with the engines' Python code and Dynamo's frontend (ENGINE=sglang VERSION=0.5.23: only folders, templates of packages and requests, and that version; REQUESTS=2000: at least so many to each version and API; FULL=1: all versions, templates and folders and more texts, before a release)
 	@tools=$(TOOLS) && engines=$$($(INSTALL) engines) && versions=$$($(INSTALL) versions $(ENGINE) $(VERSION)) && mistral=$$($(INSTALL) mistral) && templates=$$($(INSTALL) templates) && \
