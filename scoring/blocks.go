@@ -2,6 +2,7 @@ package scoring
 
 import (
 	"math/bits"
+	"slices"
 
 	"kvepp/kvblock"
 )
@@ -337,7 +338,8 @@ type walker struct {
 	made []uint32
 	// held[w] is how many of the distinct blocks worker w holds already.
 	held  []int32
-	alive []uint64 // the workers that hold the chain so far, while they are several
+	alive []uint64 // the set of the workers that hold the chain so far
+	only  []uint64 // a set of one worker
 	path  []uint32
 }
 
@@ -364,68 +366,48 @@ func (b *activeBlocks) walk(k *walker, p *Prompt) (distinct int) {
 			k.path = append(k.path, id)
 		}
 		fresh := int32(0) // blocks of this chain that no earlier chain of the request has
-		several, one := false, -1
-		for i := len(k.path) - 1; i >= 0; i-- {
-			id := k.path[i]
+		for i, id := range slices.Backward(k.path) {
 			r := &b.runs[id]
-			switch {
-			case i == len(k.path)-1:
-				if several = r.set != 0; several {
-					k.alive = append(k.alive[:0], b.set(r.set)...)
-				} else if r.holders > 0 {
-					one = int(r.worker)
-				}
-			case several && r.set != 0:
-				k.keep(b.set(r.set), fresh)
-			case several:
-				if r.holders > 0 && k.alive[r.worker/64]&(1<<(r.worker%64)) != 0 {
-					one = int(r.worker)
-					k.alive[r.worker/64] &^= 1 << (r.worker % 64)
-				}
-				k.drop(fresh)
-				several = false
-			case one >= 0 && !b.holds(r, kvblock.Worker(one)):
-				k.held[one] += fresh
-				one = -1
+			if holders := b.holders(k, r); i == len(k.path)-1 {
+				k.alive = append(k.alive[:0], holders...)
+			} else {
+				k.keep(holders, fresh)
 			}
 			if b.meet(id) {
 				fresh += int32(len(r.hashes))
 			}
 		}
-		if several {
-			k.drop(fresh)
-		} else if one >= 0 {
-			k.held[one] += fresh
-		}
+		k.keep(nil, fresh)
 		distinct += int(fresh)
 	}
 	return distinct
 }
 
-func (b *activeBlocks) holds(r *activeRun, w kvblock.Worker) bool {
+// holders returns the set of the workers that hold the run. It is valid until the next call.
+func (b *activeBlocks) holders(k *walker, r *activeRun) []uint64 {
 	if r.set != 0 {
-		return b.set(r.set)[w/64]&(1<<(w%64)) != 0
+		return b.set(r.set)
 	}
-	return r.holders > 0 && r.worker == w
+	if r.holders == 0 {
+		return nil
+	}
+	k.only = append(k.only[:0], make([]uint64, r.worker/64+1)...)
+	k.only[r.worker/64] = 1 << (r.worker % 64)
+	return k.only
 }
 
-// keep credits the workers that are not in set with the blocks so far, and drops them from alive.
+// keep credits the workers that are not in set with the blocks so far, and drops them from alive. What a set lacks at
+// its end is 0.
 func (k *walker) keep(set []uint64, fresh int32) {
 	for i, alive := range k.alive {
-		k.credit(i, alive&^set[i], fresh)
-		k.alive[i] = alive & set[i]
+		kept := uint64(0)
+		if i < len(set) {
+			kept = alive & set[i]
+		}
+		k.alive[i] = kept
+		for gone := alive &^ kept; gone != 0; gone &= gone - 1 {
+			k.held[64*i+bits.TrailingZeros64(gone)] += fresh
+		}
 	}
-}
-
-// drop credits all workers in alive with the blocks so far.
-func (k *walker) drop(fresh int32) {
-	for i, alive := range k.alive {
-		k.credit(i, alive, fresh)
-	}
-}
-
-func (k *walker) credit(word int, workers uint64, fresh int32) {
-	for ; workers != 0; workers &= workers - 1 {
-		k.held[64*word+bits.TrailingZeros64(workers)] += fresh
-	}
+	k.alive = k.alive[:min(len(k.alive), len(set))]
 }
