@@ -186,7 +186,8 @@ func (m *PrefillModel) AddFlags(fs *pflag.FlagSet) {
 	flags.Values(fs, "router-prefill-load-model", prefillNames...)
 	fs.Float64Var(&m.TokensPerSecond, "router-prefill-tokens-per-second", 0,
 		"how many prompt `TOKENS` a worker prefills in a second. 0: learned for each worker from the time to first "+
-			"token, after 20 responses. Without linear it only ends the prefill load of requests with stream: false")
+			"token, after 5 requests that waited for no other. Without linear it only ends the prefill load of "+
+			"requests with stream: false")
 	flags.Inherit(fs, "router-prefill-load-model", "DYN_ROUTER_PREFILL_LOAD_MODEL")
 }
 

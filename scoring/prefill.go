@@ -14,20 +14,13 @@ type PrefillModel struct {
 	Linear bool
 
 	// TokensPerSecond is every worker's speed. 0: learned for each worker from the times between a booking and its
-	// first content, after enough of them.
+	// first content, after enough of them: that of a prompt of the usual length.
 	TokensPerSecond float64
 
 	// TransferSeconds is how long a decode worker takes to fetch a token's blocks from a prefill worker, until that is
 	// learned for the workers of a model.
 	TransferSeconds float64
 }
-
-const (
-	// learnedAfter is how many prefills of a worker must be timed before its speed is used.
-	learnedAfter = 20
-	// forgetting is the weight that earlier measurements keep with each further one: about the last 100 count.
-	forgetting = 0.99
-)
 
 // prefills is the state of one worker's prompts to prefill, besides their sum.
 //
@@ -39,12 +32,6 @@ const (
 type prefills struct {
 	waiting order         // bookings with tokens to prefill
 	since   time.Duration // when the work on the oldest of them began
-
-	// The learned speed is tokens over seconds. A prefill counts from its booking, or from the end of the prefill
-	// before it.
-	ended           time.Duration // when the last prefill ended
-	timed           int
-	tokens, seconds float64
 }
 
 // PrefillSpeed returns the worker's assumed prefill speed in tokens per second; 0: not known.
@@ -62,10 +49,14 @@ func (a *ActiveSequences) speed(w kvblock.Worker) float64 {
 	if a.Prefill.TokensPerSecond > 0 {
 		return a.Prefill.TokensPerSecond
 	}
-	if p := &a.prefills[w]; p.timed >= learnedAfter && p.seconds > 0 {
-		return p.tokens / p.seconds
+	f := a.learned.fleets[w]
+	if f.usual.prefill.slope == 0 {
+		return 0
 	}
-	return 0
+	average := f.common()
+	tokens, _ := f.usual.prefill.means()
+	perToken, perStep, _ := a.learned.prices[w].or(&average)
+	return tokens / (perStep + perToken*tokens)
 }
 
 // waiting returns the tokens that count as still to be prefilled by worker w.
@@ -134,12 +125,6 @@ func (a *ActiveSequences) completePrefill(index uint32, seen bool) {
 	} else if seen && b.atOnce { // the owner of a copy tells the time
 		a.learn(Change{Kind: PrefillTimed, Number: b.number, Worker: b.worker, Tokens: b.prefillTokens,
 			Took: a.transferred(b, now-b.since)})
-	}
-	if seen {
-		p.timed++
-		p.tokens = forgetting*p.tokens + float64(b.prefillTokens)
-		p.seconds = forgetting*p.seconds + (now - max(b.since, p.ended)).Seconds()
-		p.ended = now
 	}
 	first := p.waiting.first == index
 	p.waiting.remove(a.bookings, index, prefillingLinks)

@@ -62,8 +62,8 @@ func TestLinearDecayIsPriced(t *testing.T) {
 	})
 }
 
-// After 20 prompts the speed of a worker is known (1,000 tokens a second, one prompt after the other), with any pause
-// before each. The speed of other workers stays unknown.
+// After five prompts that began at once, the speed of a worker is known (1,000 tokens a second, one prompt after the
+// other), with any pause before each. Other workers of the model are taken to be as fast.
 func TestLearnedSpeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewActiveSequences()
@@ -98,8 +98,8 @@ func TestLearnedSpeed(t *testing.T) {
 		if known, unknown := a.PrefillSpeed(0), a.PrefillSpeed(9); math.Abs(known-1000) > 1e-3 || unknown != 0 {
 			t.Errorf("%v and %v tokens a second; want 1000, and 0 for not known", known, unknown)
 		}
-		if d, ok := estimate(Candidate{Worker: 1}); ok {
-			t.Errorf("of a worker that has prefilled nothing: %v", d)
+		if d, ok := estimate(Candidate{Worker: 1}); !ok || math.Abs(d.Seconds()-0.5) > 1e-6 {
+			t.Errorf("of a worker that has prefilled nothing: %v, %v; want 500 ms", d, ok)
 		}
 		// Behind a prompt that waits and is half a second into its prefill.
 		before := mustAdd(t, a, Request{ISLTokens: 2000}, Candidate{})
