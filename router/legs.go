@@ -131,31 +131,29 @@ func (r *Router) bookPrompt(sc *scratch, l *leg, p *prepared) (Reason, scoring.S
 	if p.tokens != nil {
 		reason = r.match(sc, l.workers, p)
 	}
-	l.candidates = l.candidates[:0]
+	l.candidates = slices.Grow(l.candidates[:0], len(l.workers))[:len(l.workers)]
 	preferring := len(p.constraints.Preferred) > 0
 	for i := range l.workers {
-		w := &l.workers[i]
-		c := sc.candidate(w)
+		w, c := &l.workers[i], &l.candidates[i]
+		sc.candidate(c, w)
 		if preferring {
 			c.CostMultiplier = p.constraints.Multiplier(w.Taints)
 		}
 		c.CostMultiplier = sc.trialMultiplier(w, c.CostMultiplier)
-		l.candidates = append(l.candidates, c)
 	}
 	sel, booking, err := r.bookLeg(sc, l, p)
 	return reason, sel, booking, err
 }
 
-// candidate returns a worker as a candidate, with what it holds of the prompt.
-func (m *matched) candidate(w *pool.Worker) scoring.Candidate {
-	c := scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, KVBlocks: w.TotalKVBlocks}
+// candidate makes c of a worker, with what it holds of the prompt.
+func (m *matched) candidate(c *scoring.Candidate, w *pool.Worker) {
+	*c = scoring.Candidate{Worker: w.Worker, CPU: w.DeviceType == pool.CPU, KVBlocks: w.TotalKVBlocks}
 	if v := m.variantOf(w); v != nil && !v.unread { // else it shares no block with a running request
 		c.Prompt = &v.prompt
-		v.credit(&c)
+		v.credit(c)
 	} else {
 		c.Prompt = m.promptOf(w.BlockSize)
 	}
-	return c
 }
 
 // bookLeg prices a leg's candidates, chooses one and books the request there, in one step.

@@ -39,8 +39,10 @@ func (v *variant) overlapOf(w kvblock.Worker) overlap {
 
 // credit sets what a candidate holds of the prompt.
 func (v *variant) credit(c *scoring.Candidate) {
-	o := v.overlapOf(c.Worker)
-	c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
+	if int(c.Worker) < len(v.overlap) {
+		o := &v.overlap[c.Worker]
+		c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
+	}
 }
 
 // match hashes the prompt once for every block size among the candidates, looks the hashes up in the index, and says on

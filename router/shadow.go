@@ -230,7 +230,8 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 	sc.resetLegs()
 	l := &sc.aggregated
 	l.cfg = s.pricing
-	l.workers, l.candidates = append(l.workers, *w), append(l.candidates, sc.candidate(w))
+	l.workers, l.candidates = append(l.workers, *w), append(l.candidates, scoring.Candidate{})
+	sc.candidate(&l.candidates[0], w)
 	model := w.Model
 	if model != p.model {
 		model = ""
