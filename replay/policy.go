@@ -98,7 +98,7 @@ func (s *Simulation) look(f *flight) *view {
 		if w < len(s.loads) {
 			load = s.loads[w]
 		}
-		if f.Served != nil && f.Served.worker == w {
+		if f.Served != nil && w < len(s.cfg.Own) && s.cfg.Own[w].ID == f.Served.Worker {
 			v.served = i
 		}
 		v.cached = append(v.cached, min(s.candidates[i].DeviceBlocks*v.blockSize, f.Prompt))

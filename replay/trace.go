@@ -99,22 +99,21 @@ type Request struct {
 
 // Served is how a recorded request was served.
 type Served struct {
-	// Worker generated the response, and Prefill computed the prompt; usually they are one.
-	Worker, Prefill WorkerID
+	// Worker generated the response. Prefilled: another one computed the prompt.
+	Worker    WorkerID
+	Prefilled bool
 	// Cached is how many of the prompt's tokens the engine reported as cached. -1: it reported nothing.
 	Cached int
 	// TTFT is the time from the arrival to the first token, and Took that to the end. 0: not known.
 	TTFT, Took time.Duration
 
-	block  int // tokens
-	worker int // in Recording.Workers
-	sample int // in Recording.sample
+	block int // tokens
 }
 
 // WorkerID is a worker as Dynamo names it.
 type WorkerID struct {
-	Instance uint64
-	Rank     uint32
+	Instance uint64 `json:"instance_id"`
+	Rank     uint32 `json:"dp_rank"`
 }
 
 func (w WorkerID) String() string { return fmt.Sprintf("%d/%d", w.Instance, w.Rank) }
@@ -187,9 +186,10 @@ type ReaderOptions struct {
 type Shadow struct {
 	// Unjudged counts, by reason, the requests for which it could not say what it would have chosen. Avoided counts
 	// those that went to a worker that kvepp would not have used then, by why, such as "ejected".
-	Unjudged, Avoided map[string]int
+	Unjudged map[string]int `json:"not_judged"`
+	Avoided  map[string]int `json:"to_a_worker_that_kvepp_avoided"`
 	// Share is the least part of the requests that it read: --shadow-share. 0: all.
-	Share float64
+	Share float64 `json:"shadow_share"`
 }
 
 // maxReasons bounds the maps of Shadow.
@@ -202,22 +202,21 @@ func (s *Shadow) add(unjudged, avoided string, share float64) {
 	if share > 0 && share < 1 && (s.Share == 0 || share < s.Share) {
 		s.Share = share
 	}
-	count := func(of *map[string]int, reason string) {
-		switch {
-		case reason == "":
-			return
-		case *of == nil:
-			*of = map[string]int{}
-		case (*of)[reason] == 0 && len(*of) >= maxReasons:
-			reason = "unreadable"
-		}
-		if !reasonForm.MatchString(reason) {
-			reason = "unreadable"
-		}
-		(*of)[reason]++
-	}
 	count(&s.Unjudged, unjudged)
 	count(&s.Avoided, avoided)
+}
+
+func count(of *map[string]int, reason string) {
+	if reason == "" {
+		return
+	}
+	if *of == nil {
+		*of = map[string]int{}
+	}
+	if !reasonForm.MatchString(reason) || (*of)[reason] == 0 && len(*of) >= maxReasons {
+		reason = "unreadable"
+	}
+	(*of)[reason]++
 }
 
 // Open opens a trace file. The caller closes it.
@@ -607,9 +606,7 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 	q.Chain = kvblock.AppendSequenceHashes(nil, q.Locals)
 	if w := e.Request.Worker; w != nil && w.Decode != nil {
 		q.Served = &Served{Worker: WorkerID{*w.Decode, w.DecodeRank}, Cached: -1, block: in.Block}
-		if q.Served.Prefill = q.Served.Worker; w.Prefill != nil {
-			q.Served.Prefill = WorkerID{*w.Prefill, w.PrefillRank}
-		}
+		q.Served.Prefilled = w.Prefill != nil && WorkerID{*w.Prefill, w.PrefillRank} != q.Served.Worker
 		if c := e.Request.Cached; c != nil {
 			q.Served.Cached = min(max(*c, 0), q.Prompt)
 		}

@@ -21,8 +21,8 @@ import (
 // Measured is the name of what the recording says, beside the names of settings.
 const Measured = "measured"
 
-// side is what became of requests: as the recording measured, or in the replay with a setting. All sides count the same
-// requests: the cached tokens of those whose engine reported them, and the times of those with a measured one.
+// side is what became of a group's requests: as the recording measured, or in the replay with a setting. All sides count
+// the same requests: the cached tokens of those whose engine reported them, and the times of those with a measured one.
 type side struct {
 	Name     string `json:"name"`
 	Requests int    `json:"requests"`
@@ -40,155 +40,130 @@ type side struct {
 	workers map[int]int
 }
 
-// period is what became of the requests of an hour, or of all.
-type period struct {
-	From  time.Time `json:"from"`
-	Sides []*side   `json:"sides"`
-}
+// group is all requests, those of an hour, or those of a kind.
+type group struct {
+	Name  string  `json:"name"` // of an hour: when it begins
+	Sides []*side `json:"sides"`
 
-// kind is a kind of requests, with their mean times to first token.
-type kind struct {
-	Name     string             `json:"name"`
-	Requests int                `json:"requests"`
-	TTFT     map[string]float64 `json:"mean_ttft_ms"` // of those with a measured time that completed on each side
-
-	completed map[string]int
+	from time.Time // of the first hour; zero for kinds
 }
 
 // beside compares the recording with the replays. It is what --report=json prints.
 type beside struct {
-	Workers  int            `json:"workers"`
-	Engines  string         `json:"engines"` // their speeds
-	Unjudged map[string]int `json:"not_judged"`
-	Share    float64        `json:"shadow_share"` // of the requests, which kvepp read; 0: all
-	LeftOut  int            `json:"left_out"`
-	Reported int            `json:"with_reported_cached_tokens"`
-	Timed    int            `json:"with_measured_ttft"`
-	Avoided  map[string]int `json:"to_a_worker_that_kvepp_avoided"`
-	All      *period        `json:"all"`
-	Hours    []*period      `json:"hours"`
-	Kinds    []*kind        `json:"kinds"` // by how much kvepp's replay gains, the most first
+	*replay.Recording
+	*replay.Shadow
+	Engines string   `json:"engines"` // their speeds
+	All     *group   `json:"all"`
+	Hours   []*group `json:"hours"`
+	Kinds   []*group `json:"kinds"` // by how much time kvepp's replay saves, the most first
 
 	names []string // of sides
-	hours map[time.Duration]*period
-	kinds map[string]*kind
 }
 
 func newBeside(settings []Setting, r *replay.Recording, shadow *replay.Shadow, engines string) *beside {
-	b := &beside{Workers: len(r.Workers), Engines: engines, Unjudged: shadow.Unjudged, Share: shadow.Share,
-		LeftOut: r.LeftOut, Reported: r.Cached, Avoided: shadow.Avoided, names: []string{Measured},
-		hours: map[time.Duration]*period{}, kinds: map[string]*kind{}}
+	b := &beside{Recording: r, Shadow: shadow, Engines: engines, names: []string{Measured}}
 	for _, s := range settings {
 		b.names = append(b.names, s.Name)
 	}
-	b.All = b.period(0)
+	b.All = b.group(new([]*group), "all")
 	return b
 }
 
-func (b *beside) period(from time.Duration) *period {
-	p := &period{From: time.UnixMilli(from.Milliseconds()).UTC()}
-	for _, name := range b.names {
-		p.Sides = append(p.Sides, &side{Name: name, workers: map[int]int{}})
+// group returns the group of a list that has this name, and adds it if it is not there.
+func (b *beside) group(list *[]*group, name string) *group {
+	if i := slices.IndexFunc(*list, func(g *group) bool { return g.Name == name }); i >= 0 {
+		return (*list)[i]
 	}
-	return p
+	g := &group{Name: name}
+	for _, name := range b.names {
+		g.Sides = append(g.Sides, &side{Name: name, workers: map[int]int{}})
+	}
+	*list = append(*list, g)
+	return g
 }
 
 // add adds a request of the replay with a setting. The first one is Recorded, which also tells what was measured.
 func (b *beside) add(setting int, d *replay.Decision) {
 	v := d.Request.Served
 	first, _ := v.Times(d.Request.Output)
-	hour := d.Request.At.Truncate(time.Hour)
-	if b.hours[hour] == nil {
-		b.hours[hour] = b.period(hour)
-		b.Hours = append(b.Hours, b.hours[hour])
-	}
+	hour := time.UnixMilli(d.Request.At.Milliseconds()).UTC().Truncate(time.Hour)
+	in := b.group(&b.Hours, hour.Format("2006-01-02 15:04"))
+	in.from = hour
 	kinds := kindsOf(d, first > 0)
 	add := func(n int, x *replay.Decision) {
-		took := x.TTFT
+		reported, took := v.Cached >= 0 || b.Reported == 0, x.TTFT
+		for _, g := range []*group{b.All, in} {
+			g.Sides[n].add(x, reported, first > 0, took)
+		}
 		if first == 0 {
 			took = x.E2E
 		}
-		for _, p := range []*period{b.All, b.hours[hour]} {
-			p.Sides[n].add(x, v.Cached >= 0 || b.Reported == 0, first > 0)
-		}
 		for _, name := range kinds {
-			k := b.kinds[name]
-			if k == nil {
-				k = &kind{Name: name, TTFT: map[string]float64{}, completed: map[string]int{}}
-				b.kinds[name], b.Kinds = k, append(b.Kinds, k)
-			}
-			k.Requests += 1 - min(n, 1)
-			if x.Outcome == replay.Completed && v.Took > 0 {
-				k.completed[b.names[n]]++
-				k.TTFT[b.names[n]] += took.Seconds() * 1e3
-			}
+			b.group(&b.Kinds, name).Sides[n].add(x, reported, v.Took > 0, took)
 		}
 	}
 	add(setting+1, d)
-	if setting > 0 {
-		return
+	if setting == 0 {
+		as := *d
+		as.Outcome, as.Cached, as.TTFT, as.E2E = replay.Completed, max(v.Cached, 0), v.TTFT, v.Took
+		add(0, &as)
 	}
-	as := *d
-	as.Outcome, as.Cached, as.TTFT, as.E2E = replay.Completed, max(v.Cached, 0), v.TTFT, v.Took
-	add(0, &as)
 }
 
-func (s *side) add(d *replay.Decision, cached, timed bool) {
+func (s *side) add(d *replay.Decision, reported, timed bool, took time.Duration) {
 	s.Requests++
 	if d.Outcome != replay.Completed {
 		s.Refused++
 		return
 	}
 	s.workers[d.Worker]++
-	if cached {
+	if reported {
 		s.Prompt, s.Cached, s.Possible = s.Prompt+d.Request.Prompt, s.Cached+d.Cached, s.Possible+d.Possible
 	}
 	if timed {
-		s.times = append(s.times, float32(1e3*d.TTFT.Seconds()))
+		s.times = append(s.times, float32(1e3*took.Seconds()))
 	}
 }
 
 // kindsOf returns the kinds that a request is of.
 func kindsOf(d *replay.Decision, streamed bool) []string {
-	kind := func(x float64, bounds []float64, names ...string) string {
-		i, found := slices.BinarySearch(bounds, x)
-		if found {
-			i++
-		}
-		return names[i]
-	}
-	how := "in one piece"
+	kinds := []string{"in one piece", "prompt of 16k tokens or more", "three quarters repeated, or more"}
 	if streamed {
-		how = "streamed"
+		kinds[0] = "streamed"
 	}
-	prompt := float64(d.Request.Prompt)
-	return []string{how,
-		kind(prompt, []float64{1000, 4000, 16000}, "prompt below 1k tokens", "prompt of 1k to 4k tokens",
-			"prompt of 4k to 16k tokens", "prompt of 16k tokens or more"),
-		kind(float64(d.Possible)/prompt, []float64{0.25, 0.75}, "less than a quarter repeated",
-			"a quarter to three quarters repeated", "three quarters repeated, or more")}
+	switch prompt := d.Request.Prompt; {
+	case prompt < 1000:
+		kinds[1] = "prompt below 1k tokens"
+	case prompt < 4000:
+		kinds[1] = "prompt of 1k to 4k tokens"
+	case prompt < 16000:
+		kinds[1] = "prompt of 4k to 16k tokens"
+	}
+	switch repeated := percent(d.Possible, d.Request.Prompt); {
+	case repeated < 25:
+		kinds[2] = "less than a quarter repeated"
+	case repeated < 75:
+		kinds[2] = "a quarter to three quarters repeated"
+	}
+	return kinds
 }
 
 // finish computes what is shown. The second setting is kvepp: by its gains the kinds are in order.
 func (b *beside) finish() {
-	slices.SortFunc(b.Hours, func(x, y *period) int { return x.From.Compare(y.From) })
+	slices.SortFunc(b.Hours, func(x, y *group) int { return x.from.Compare(y.from) })
 	if len(b.Hours) > 0 {
-		b.All.From = b.Hours[0].From
+		b.All.from = b.Hours[0].from
 	}
-	for _, p := range append(b.Hours[:len(b.Hours):len(b.Hours)], b.All) {
-		for _, s := range p.Sides {
+	for _, g := range slices.Concat([]*group{b.All}, b.Hours, b.Kinds) {
+		for _, s := range g.Sides {
 			s.TTFT, s.Computed, s.Share = replay.Describe(s.times), s.Prompt-s.Cached, percent(s.Cached, s.Prompt)
 			s.Hottest = percent(slices.Max(append(slices.Collect(maps.Values(s.workers)), 0)), s.Requests-s.Refused)
 		}
 	}
-	b.Timed = len(b.All.Sides[0].times)
-	for _, k := range b.Kinds {
-		for name, n := range k.completed {
-			k.TTFT[name] /= float64(n)
-		}
+	gain := func(g *group) float64 {
+		return float64(g.Sides[1].Requests) * (g.Sides[1].TTFT.Mean - g.Sides[2].TTFT.Mean)
 	}
-	gain := func(k *kind) float64 { return float64(k.Requests) * (k.TTFT[b.names[1]] - k.TTFT[b.names[2]]) }
-	slices.SortFunc(b.Kinds, func(x, y *kind) int {
+	slices.SortFunc(b.Kinds, func(x, y *group) int {
 		return cmp.Or(cmp.Compare(gain(y), gain(x)), strings.Compare(x.Name, y.Name))
 	})
 }
@@ -198,8 +173,8 @@ func percent(part, whole int) float64 { return 100 * float64(part) / float64(max
 // text prints the comparison.
 func (b *beside) text(to io.Writer) {
 	fmt.Fprintf(to, "%d requests on %d workers from %s; %d with reported cached tokens, %d with a "+
-		"measured time to first token.\n%s", b.All.Sides[0].Requests, b.Workers,
-		b.All.From.Format(time.DateTime+" UTC"), b.Reported, b.Timed, b.Engines)
+		"measured time to first token.\n%s", b.All.Sides[0].Requests, len(b.Workers),
+		b.All.from.Format(time.DateTime+" UTC"), b.Reported, len(b.All.Sides[0].times), b.Engines)
 	if len(b.Unjudged) > 0 || b.LeftOut > 0 {
 		fmt.Fprintf(to, "Not judged by kvepp when they were recorded: %s. Left out, as no worker is named: %d.\n",
 			counts(b.Unjudged), b.LeftOut)
@@ -218,14 +193,13 @@ func (b *beside) text(to io.Writer) {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "\tcached\tof possible\tcomputed\tTTFT ms\t\t\t\t\thottest\trefused\t\n"+
 		"\t%\t%\ttokens\tmean\tp50\tp90\tp99\tmax\tworker %\t\t\n")
-	for i, p := range append([]*period{b.All}, b.Hours...) {
-		if len(b.Hours) == 1 && i > 0 {
-			break
-		}
-		if i > 0 {
-			fmt.Fprintf(w, "%s\t\t\t\t\t\t\t\t\t\t\t\n", p.From.Format("Jan 2 15:04"))
-		}
-		for _, s := range p.Sides {
+	shown := []*group{b.All}
+	if len(b.Hours) > 1 {
+		shown = append(shown, b.Hours...)
+	}
+	for _, g := range shown {
+		fmt.Fprintf(w, "%s\t\t\t\t\t\t\t\t\t\t\t\n", g.Name)
+		for _, s := range g.Sides {
 			fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%d\t%s\t%.0f\t%d\t\n", s.Name, s.Share, percent(s.Cached, s.Possible),
 				s.Computed, times(&s.TTFT, 1, 0), s.Hottest, s.Refused)
 		}
@@ -234,9 +208,9 @@ func (b *beside) text(to io.Writer) {
 	fmt.Fprintf(to, "\nMean time to first token in ms, the greatest gain first. In one piece: of the whole.\n\n")
 	fmt.Fprintf(w, "\trequests\t%s\t\n", strings.Join(b.names, "\t"))
 	for _, k := range b.Kinds {
-		fmt.Fprintf(w, "%s\t%d\t", k.Name, k.Requests)
-		for _, name := range b.names {
-			fmt.Fprintf(w, "%.0f\t", k.TTFT[name])
+		fmt.Fprintf(w, "%s\t%d\t", k.Name, k.Sides[0].Requests)
+		for _, s := range k.Sides {
+			fmt.Fprintf(w, "%.0f\t", s.TTFT.Mean)
 		}
 		fmt.Fprintln(w)
 	}
@@ -258,18 +232,17 @@ var page string
 func (b *beside) page() string {
 	cached := chart.Chart{Title: cachedTitle, XLabel: "%", To: 100}
 	within := chartOfTimes("Time to first token", "ms")
-	cachedByHour := chart.Chart{Title: cachedTitle + ", by hour", XLabel: "hours", YLabel: "%",
-		To: 100}
+	cachedByHour := chart.Chart{Title: cachedTitle + ", by hour", XLabel: "hours", YLabel: "%", To: 100}
 	timesByHour := chart.Chart{Title: "Mean time to first token, by hour", XLabel: "hours", YLabel: "ms"}
 	for n, s := range b.All.Sides {
 		cached.Bars = append(cached.Bars, chart.Bar{Name: s.Name, Value: s.Share})
 		within.Lines = append(within.Lines, curveOf(s.Name, &s.TTFT, 1))
 		shares, means := chart.Line{Name: s.Name}, chart.Line{Name: s.Name}
-		for _, p := range b.Hours {
-			shares.X, shares.Y = append(shares.X, p.From.Sub(b.All.From).Hours()), append(shares.Y, p.Sides[n].Share)
-			means.Y = append(means.Y, p.Sides[n].TTFT.Mean)
+		for _, hour := range b.Hours {
+			x := hour.from.Sub(b.All.from).Hours()
+			shares.X, shares.Y = append(shares.X, x), append(shares.Y, hour.Sides[n].Share)
+			means.X, means.Y = append(means.X, x), append(means.Y, hour.Sides[n].TTFT.Mean)
 		}
-		means.X = shares.X
 		cachedByHour.Lines, timesByHour.Lines = append(cachedByHour.Lines, shares), append(timesByHour.Lines, means)
 	}
 	charts := cached.String() + within.String()

@@ -80,8 +80,8 @@ func TestReport(t *testing.T) {
 	if err := json.Unmarshal([]byte(run("json")), &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Hours) != 3 || got.Workers != 2 || got.LeftOut != 1 || got.Unjudged["would_refuse"] != 1 ||
-		got.Unjudged["unknown_endpoint"] != 1 || got.Avoided["ejected"] != 1 || got.Reported != 41 || got.Timed != 41 ||
+	if len(got.Hours) != 3 || len(got.Workers) != 2 || got.LeftOut != 1 || got.Unjudged["would_refuse"] != 1 ||
+		got.Unjudged["unknown_endpoint"] != 1 || got.Avoided["ejected"] != 1 || got.Reported != 41 ||
 		got.Share != 0.1 {
 		t.Errorf("%+v", got)
 	}
@@ -97,7 +97,7 @@ func TestReport(t *testing.T) {
 	if hour := got.Hours[0].Sides[0]; hour.Requests != 20 || hour.Cached != 10*2032 {
 		t.Errorf("first hour: %+v", hour)
 	}
-	if got.All.Sides[2].Name != "kvepp" || len(got.Kinds) != 4 || got.Kinds[0].TTFT["kvepp"] <= 0 {
+	if got.All.Sides[2].Name != "kvepp" || len(got.Kinds) != 4 || got.Kinds[0].Sides[2].TTFT.Mean <= 0 {
 		t.Errorf("%+v, %+v", got.All.Sides[2], got.Kinds)
 	}
 	checkText(t, run, page)
@@ -131,7 +131,7 @@ func checkText(t *testing.T, run func(string) string, page string) {
 	t.Helper()
 	text := run("text")
 	for _, want := range []string{"unknown_endpoint 1, would_refuse 1. Left out, as no worker is named: 1.",
-		"ejected 1", "kvepp read 10 % of the requests (--shadow-share)", "How far to trust",
+		"41 with a measured", "ejected 1", "kvepp read 10 % of the requests (--shadow-share)", "How far to trust",
 		"measured", "recorded", "kvepp", "prompt of 1k to 4k tokens"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -174,8 +174,8 @@ func TestKinds(t *testing.T) {
 	}
 	got := map[string]string{}
 	for _, k := range b.Kinds {
-		got[k.Name] = fmt.Sprintf("%d %.0f %.0f %.0f", k.Requests, k.TTFT[Measured], k.TTFT["recorded"],
-			k.TTFT["kvepp"])
+		got[k.Name] = fmt.Sprintf("%d %.0f %.0f %.0f", k.Sides[0].Requests, k.Sides[0].TTFT.Mean,
+			k.Sides[1].TTFT.Mean, k.Sides[2].TTFT.Mean)
 	}
 	want := map[string]string{"streamed": "2 1000 1000 1000", "in one piece": "2 4000 4000 4000",
 		"prompt below 1k tokens": "4 2000 2000 2500", "less than a quarter repeated": "4 2000 2000 4000",

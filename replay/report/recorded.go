@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"kvepp/replay"
 )
@@ -47,24 +48,18 @@ func (c *Config) readRecording(ctx context.Context, settings []Setting, stderr i
 			}
 		}
 	}
-	if err := r.Number(base.Own); err != nil {
-		return "", fmt.Errorf("--endpoints %s: %w", c.endpoints, err)
+	for _, w := range r.Workers {
+		if !slices.ContainsFunc(base.Own, func(o replay.Own) bool { return o.ID == w }) {
+			return "", fmt.Errorf("--endpoints %s: no engine is the recording's worker %v", c.endpoints, w)
+		}
 	}
 	if !c.flags.Changed("engine-speeds") {
 		base.Speeds = nil
 	}
-	if c.flags.Changed("prefill-ms") && c.flags.Changed("decode-ms") {
-		engines = "engines: as --prefill-ms and --decode-ms say\n"
-	} else {
-		f, err := r.Fit(ctx, &base)
-		if err != nil {
+	engines = "engines: as --prefill-ms and --decode-ms say\n"
+	if !c.flags.Changed("prefill-ms") && !c.flags.Changed("decode-ms") {
+		if engines, err = r.Fit(ctx, &base); err != nil {
 			return "", err
-		}
-		engines = fmt.Sprintf("engines: --prefill-ms=%s --decode-ms=%s fit %d of the first %d answers; half of the "+
-			"times to first token are within %.0f %%\n", short(base.Engine.Prefill), short(base.Engine.Decode),
-			f.Answers, f.Sample, 100*(f.Error-1))
-		if base.Speeds != nil && !c.flags.Changed("engine-speeds") {
-			engines += fmt.Sprintf("engines: relative speeds %.2f\n", base.Speeds)
 		}
 	}
 	fmt.Fprint(stderr, engines)
@@ -78,5 +73,3 @@ func (c *Config) readRecording(ctx context.Context, settings []Setting, stderr i
 	}
 	return engines, nil
 }
-
-func short(c replay.Curve) string { return fmt.Sprintf("%.4g,%.4g,%.4g", c[0], c[1], c[2]) }
