@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"hash/maphash"
+	"maps"
+	"slices"
 
 	"kvepp/prompt/body"
 	"kvepp/router"
@@ -44,11 +46,12 @@ var shadowAdvice = map[string]string{
 
 // initShadow makes the series of shadowed requests exist before the first one.
 func (s *Server) initShadow() {
-	for reason := range shadowAdvice {
-		s.metrics.InitShadow(reason)
+	s.metrics.ShadowTokens(0, 0, 0)
+	outcomes := []string{router.ShadowEqual, router.ShadowOther, router.ShadowRefused, router.ShadowUnserved,
+		router.ShadowNoMemory}
+	for _, outcome := range slices.AppendSeq(outcomes, maps.Keys(shadowAdvice)) {
+		s.metrics.Shadowed(outcome, 0)
 	}
-	s.metrics.InitShadow(router.ShadowEqual, router.ShadowOther, router.ShadowRefused, router.ShadowUnserved,
-		router.ShadowNoMemory)
 }
 
 // unjudged counts a request whose endpoint kvepp cannot compare with its own choice, and logs each reason once.

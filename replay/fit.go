@@ -11,7 +11,7 @@ import (
 
 const (
 	minAnswers = 10
-	fitRounds  = 20
+	fitRounds  = 30
 )
 
 // took has the sums of measured and of replayed milliseconds.

@@ -40,13 +40,11 @@ type shadow struct {
 	decided  time.Time
 	bodySize int
 	prompt   prepared // what Serve reads of it, without the body's memory
-	inexact  bool     // not all of the token ids are known
 	variants []variant
 	held     int // bytes of variants, in the memory of bodies
 	pricing  scoring.Config
-	equals   []kvblock.Worker // whose cost was not above that of the chosen one
-	ejected  []kvblock.Worker
-	busy     []kvblock.Worker // above a busy threshold
+	equals   []kvblock.Worker          // whose cost was not above that of the chosen one
+	avoided  map[kvblock.Worker]string // that kvepp would not have used: ejected or overloaded
 }
 
 // Shadow decides, as Route would, a request that another picker routes. It books nothing: Serve does, once it is known
@@ -54,7 +52,7 @@ type shadow struct {
 //
 // Errors: *body.Error for a body that is not a request; ctx's own.
 func (r *Router) Shadow(ctx context.Context, req *Request) (*Route, error) {
-	s := &shadow{router: r, received: req.Received, decided: time.Now()}
+	s := &shadow{router: r, received: req.Received, decided: time.Now(), avoided: map[kvblock.Worker]string{}}
 	p, err := r.prepare(ctx, req, nil)
 	defer p.releaseMemory()
 	if err = errors.Join(err, ctx.Err()); err != nil {
@@ -80,14 +78,14 @@ func (r *Router) Shadow(ctx context.Context, req *Request) (*Route, error) {
 			}
 		}
 	}
-	if !sc.ejectedAdmitted { // else kvepp avoids none of them
-		for i := range sc.ejected {
-			s.ejected = append(s.ejected, sc.ejected[i].Worker)
-		}
-	}
 	for i, over := range sc.over {
 		if over {
-			s.busy = append(s.busy, snapshot.Workers[i].Worker)
+			s.avoided[snapshot.Workers[i].Worker] = "overloaded"
+		}
+	}
+	for i := range sc.ejected {
+		if !sc.ejectedAdmitted {
+			s.avoided[sc.ejected[i].Worker] = "ejected"
 		}
 	}
 	if r.cfg.Keep > 0 {
@@ -103,9 +101,6 @@ func (r *Router) Shadow(ctx context.Context, req *Request) (*Route, error) {
 
 // keep copies from a decision what Serve needs: the prompt's blocks, and which worker had how many of them.
 func (s *shadow) keep(sc *scratch, p prepared) {
-	for i := range p.tokens {
-		s.inexact = s.inexact || p.tokens[i].Certain < len(p.tokens[i].IDs)
-	}
 	for i := range sc.variants {
 		v := sc.variants[i]
 		v.overlap, v.prompts = slices.Clone(v.overlap), slices.Clone(v.prompts)
@@ -140,9 +135,9 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 	s := route.shadow
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	w, several := servedAt(snapshot, address)
+	at := slices.Collect(workersAt(snapshot, address))
 	route.ServedBy = ServedBy{Address: address, Outcome: ServedByUnknown}
-	if w == nil {
+	if len(at) == 0 {
 		if outcome = ShadowUnknown; address == "" {
 			outcome = ShadowNoAddress
 		}
@@ -150,7 +145,7 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 		r.records.setServedBy(route)
 		return outcome
 	}
-	chosen := route.Decision
+	w, chosen := at[0], route.Decision
 	r.bookServed(route, snapshot, w)
 	route.ServedBy.Worker, route.ServedBy.Outcome = w.String(), ServedByOther
 	if chosen.WorkerName() == route.WorkerName() {
@@ -160,40 +155,35 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 	route.elsewhere = false // the decision is now the one that leads there
 	s.release()
 	route.shadow = nil
+	judged := false
 	switch {
 	case s.unjudged != "":
 		outcome = s.unjudged
-	case several:
+	case len(at) > 1:
 		outcome = ShadowSeveral
 	case w.Role == pool.Decode:
 		outcome = ShadowDisaggregated
 	case !route.Reason.exact():
 		outcome = string(route.Reason)
+	case slices.Contains(s.equals, w.Worker):
+		judged, outcome, chosen = true, ShadowEqual, route.Decision
 	default:
-		outcome = ShadowOther
-		if slices.Contains(s.equals, w.Worker) {
-			chosen, outcome = route.Decision, ShadowEqual
-		}
-		r.metrics.ShadowTokens(route.PromptTokens, chosen.PredictedCachedTokens, route.PredictedCachedTokens)
+		judged, outcome = true, ShadowOther
 	}
-	judged := outcome == ShadowEqual || outcome == ShadowOther
+	said := &record.Shadow{Unjudged: outcome}
+	if judged {
+		said = &record.Shadow{Chosen: record.Worker{ID: chosen.InstanceID, Rank: chosen.Rank},
+			ChosenCached: chosen.PredictedCachedTokens, ServedCached: route.PredictedCachedTokens,
+			Avoided: s.avoided[w.Worker]}
+		r.metrics.ShadowTokens(route.PromptTokens, said.ChosenCached, said.ServedCached)
+	}
 	if route.recorded == nil && !judged {
 		r.Unjudged(outcome)
 		return outcome
 	}
-	r.metrics.Shadowed(outcome)
-	if q := route.recorded; q != nil {
-		q.Shadow = &record.Shadow{Chosen: record.Worker{ID: chosen.InstanceID, Rank: chosen.Rank},
-			ChosenCached: chosen.PredictedCachedTokens, ServedCached: route.PredictedCachedTokens}
-		switch {
-		case slices.Contains(s.ejected, w.Worker):
-			q.Shadow.Avoided = "ejected"
-		case slices.Contains(s.busy, w.Worker):
-			q.Shadow.Avoided = "overloaded"
-		}
-		if !judged {
-			q.Shadow = &record.Shadow{Unjudged: outcome}
-		}
+	r.metrics.Shadowed(outcome, 1)
+	if route.recorded != nil {
+		route.recorded.Shadow = said
 	}
 	return outcome
 }
@@ -201,22 +191,10 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 // Unjudged counts, by reason, a request in shadow whose choices kvepp cannot compare and does not record otherwise. The
 // recording has it, too, but for requests that --shadow-share leaves out: it has the share.
 func (r *Router) Unjudged(reason string) {
-	r.metrics.Shadowed(reason)
+	r.metrics.Shadowed(reason, 1)
 	if reason != string(ReasonNotSampled) {
 		r.cfg.Recorder.Unjudged(reason)
 	}
-}
-
-// servedAt returns the first worker that requests can be sent to at an address; nil: there is none. several: there are
-// more of them.
-func servedAt(s *pool.Snapshot, address string) (found *pool.Worker, several bool) {
-	for w := range workersAt(s, address) {
-		if found != nil {
-			return found, true
-		}
-		found = w
-	}
-	return found, false
 }
 
 // bookServed books a shadowed request at a worker, and makes the route's decision the one that leads there.
@@ -243,10 +221,7 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 	}
 	route.placed = placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
 		sameTokenizer: w.SameTokenizer, unit: cmp.Or(w.BlockSize, scoring.NominalBlockSize)}
-	reason := p.reason
-	if route.Reason != "" {
-		reason = route.Reason
-	}
+	reason := cmp.Or(route.Reason, p.reason)
 	route.Decision = Decision{Name: w.Name, Address: w.Address, InstanceID: w.InstanceID, Rank: w.Rank,
 		RankByAddress: w.RankByAddress, BlockSize: w.BlockSize}
 	r.explain(sc, route, l, scoring.Selection{UnitTokens: w.BlockSize}, p, reason)
@@ -265,7 +240,7 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 	r.expectResponse(sc, p, route, false)
 	r.observeChoice(&sc.gathered, route, &Request{Received: s.received, BodyBytes: s.bodySize}, p, time.Now())
 	route.observed.began = s.decided
-	if r.cfg.Recorder != nil && !s.inexact {
+	if r.cfg.Recorder != nil {
 		r.beginRecording(sc, route, p)
 	}
 	r.countDecision(route)

@@ -267,7 +267,7 @@ func (x *tab) quiet() {
 func TestPageInShadow(t *testing.T) {
 	b := newBrowser(t)
 	s := serveHere(t, threeWorkers, "--shadow")
-	s.server.m.InitShadow() // as the server of Envoy's streams does
+	s.server.m.ShadowTokens(0, 0, 0) // as the server of Envoy's streams does
 	s.store("w1", tokenIDs(1000, 400))
 	for _, address := range []string{"10.0.0.2:8000", "10.0.0.1:8000", "10.9.9.9:1"} {
 		r, err := s.router.Shadow(t.Context(), tokensRequest(address, tokenIDs(1000, 400), ""))

@@ -278,15 +278,9 @@ func (m *Metrics) declareShadow(declare declarer) {
 			"the worker that kvepp would have chosen), served (cached at the worker that served the request).", "of")
 }
 
-// Shadowed counts a shadowed request by outcome.
-func (m *Metrics) Shadowed(outcome string) { m.shadowed.WithLabelValues(outcome).Inc() }
-
-// InitShadow makes the series of shadowed requests exist before the first request.
-func (m *Metrics) InitShadow(outcomes ...string) {
-	for _, outcome := range outcomes {
-		m.shadowed.WithLabelValues(outcome)
-	}
-	m.ShadowTokens(0, 0, 0)
+// Shadowed counts n shadowed requests by outcome. With 0 the series begins to exist.
+func (m *Metrics) Shadowed(outcome string, n int) {
+	m.shadowed.WithLabelValues(outcome).Add(float64(n))
 }
 
 // ShadowTokens counts the tokens of a shadowed request's prompt, and how many of them were cached at the worker that

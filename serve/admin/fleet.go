@@ -24,8 +24,8 @@ type Fleet struct {
 	// Sessions is null without session affinity.
 	Sessions *FleetSessions `json:"sessions"`
 	Index    FleetIndex     `json:"index"`
-	// Shadow is null unless another picker chooses.
-	Shadow *FleetShadow `json:"shadow"`
+	// Shadow is null unless another picker chooses: kvepp_shadow_requests_total by outcome, kvepp_shadow_tokens_total.
+	Shadow map[string]map[string]float64 `json:"shadow"`
 	// Findings are sentences: what to look at, the most important first.
 	Findings []string `json:"findings,omitempty"`
 	// Paths are those of the admin API that this kvepp serves, of those that not every kvepp has.
@@ -107,13 +107,6 @@ type FleetSessions struct {
 	Expired    uint64  `json:"expired"`
 	Evicted    uint64  `json:"evicted"`
 	WorkerLeft uint64  `json:"worker_left"`
-}
-
-// FleetShadow compares kvepp's choices with those of the picker in service: kvepp_shadow_requests_total by outcome, and
-// kvepp_shadow_tokens_total.
-type FleetShadow struct {
-	Outcomes map[string]float64 `json:"outcomes"`
-	Tokens   map[string]float64 `json:"tokens"`
 }
 
 // FleetIndex is the state of the index.

@@ -67,7 +67,7 @@ func (l *Live) Fleet() Fleet {
 			Moved: x.Moved, Final: x.Final, Expired: x.Expired, Evicted: x.Evicted, WorkerLeft: x.WorkerLeft}
 	}
 	if outcomes, tokens := l.Metrics.Shadow(); len(tokens) > 0 {
-		now.Shadow = &FleetShadow{outcomes, tokens}
+		now.Shadow = map[string]map[string]float64{"outcomes": outcomes, "tokens": tokens}
 	}
 	stats := l.Index.Stats()
 	now.Index = FleetIndex{Blocks: stats.Entries, Bytes: stats.Used, MaxBytes: stats.MaxBytes,
