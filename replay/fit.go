@@ -32,13 +32,11 @@ func (t *took) step() float64 {
 
 // replayed compares a replay of the sample with the recording.
 type replayed struct {
-	// times to the first token, of prompts with at most and with more than the median of tokens to compute
-	short, long took
-	gaps        took      // between tokens
-	workers     []took    // whole responses
-	all         took      // of all workers
-	timed       int       // answers with times
-	misses      []float64 // logarithms of the factors between times, of the answers that can be used
+	timed, used int  // answers with times, and those of them that can be compared
+	short, long took // times to the first token, of prompts with less and with more tokens to compute than the mean
+	gaps        took // between tokens
+	all         took // whole responses
+	workers     []took
 }
 
 // Fit sets the speeds of c's engines so that with the policy Recorded the recording's first requests take as long as
@@ -51,18 +49,17 @@ func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error
 		if err != nil {
 			return "", err
 		}
-		if len(f.misses) < minAnswers {
+		if f.used < minAnswers {
 			return "", fmt.Errorf("%d of the recording's first %d requests have the times ttft_ms and total_time_ms, "+
 				"and the replay finds about the reported cached tokens in %d of these: a fit of the engines' speeds "+
 				"needs %d; set --blocks as the engines have, or set --prefill-ms and --decode-ms", f.timed,
-				len(r.sample), len(f.misses), minAnswers)
+				len(r.sample), f.used, minAnswers)
 		}
 		p, d := &c.Engine.Prefill, &c.Engine.Decode
 		*p = Curve{p[0] * f.short.step(), p[1] * f.long.step(), p[2] * f.long.step()}
 		*d = Curve{d[0] * f.gaps.step(), d[1] * f.gaps.step(), d[2] * f.gaps.step()}
 		found = fmt.Sprintf("engines: --prefill-ms=%.4g,%.4g,%.4g --decode-ms=%.4g,%.4g,%.4g fit %d of the first %d "+
-			"answers; half of the times to first token are within %.0f %%\n", p[0], p[1], p[2], d[0], d[1], d[2],
-			len(f.misses), len(r.sample), 100*math.Expm1(quantile(f.misses, 0.5)))
+			"answers\n", p[0], p[1], p[2], d[0], d[1], d[2], f.used, len(r.sample))
 		if !own {
 			continue
 		}
@@ -80,11 +77,10 @@ func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error
 
 // replaySample replays the sample with the policy Recorded.
 func (r *Recording) replaySample(ctx context.Context, c Config) (f replayed, err error) {
-	var sizes []float64
-	for _, q := range r.sample {
-		sizes = append(sizes, float64(q.Prompt-max(q.Served.Cached, 0)))
+	computed := 0
+	for i := range r.sample {
+		computed += r.sample[i].Prompt - max(r.sample[i].Served.Cached, 0)
 	}
-	middle := quantile(sizes, 0.5)
 	f.workers = make([]took, c.Workers)
 	c.Policy = Recorded
 	c.Decided = func(d *Decision) {
@@ -98,9 +94,9 @@ func (r *Recording) replaySample(ctx context.Context, c Config) (f replayed, err
 		if d.Outcome != Completed || v.Cached >= 0 && max(d.Cached-v.Cached, v.Cached-d.Cached) > near {
 			return
 		}
-		f.misses = append(f.misses, math.Abs(math.Log(milli(d.TTFT)/first)))
+		f.used++
 		of := &f.short
-		if float64(q.Prompt-d.Cached) > middle {
+		if q.Prompt-d.Cached > computed/len(r.sample) {
 			of = &f.long
 		}
 		of.add(first, milli(d.TTFT))
@@ -139,12 +135,3 @@ func (v *Served) Times(output int) (first, gap float64) {
 }
 
 func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// quantile returns a quantile of values, which it sorts; 0: there are none.
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	return values[int(q*float64(len(values)-1))]
-}

@@ -93,17 +93,11 @@ func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 	return r, nil
 }
 
-// tail is the end of a prompt that another one may continue.
-type tail struct {
-	of    *Request
-	taken bool // by the next turn of the conversation
-}
-
 // Replayed returns the requests of next that can be repeated. A prompt that goes on where an earlier one stopped is a
 // later turn of its conversation: it arrives as long after that response as in the recording, so that a faster fleet
 // gets it sooner. With Reuse, it begins with the blocks of that response.
 func (r *Recording) Replayed(next func() (*Request, error)) func() (*Request, error) {
-	tails := map[kvblock.SequenceHash]*tail{} // by the last full block of the prompt
+	tails := map[kvblock.SequenceHash]*Request{} // by the last full block of the prompt
 	sessions, kept, unknown := 0, 0, uint64(0)
 	return func() (*Request, error) {
 		q, err := next()
@@ -113,25 +107,25 @@ func (r *Recording) Replayed(next func() (*Request, error)) func() (*Request, er
 		if err != nil || q.Session != "" || len(q.Chain) == 0 {
 			return q, err
 		}
-		var before *tail
+		var before *Request
 		end := q.Chain[len(q.Chain)-1]
 		for _, h := range slices.Backward(q.Chain[:len(q.Chain)-1]) {
-			if t := tails[h]; t != nil && t.of.ended <= q.At {
+			if t := tails[h]; t != nil && t.ended <= q.At {
 				before = t
 				break
 			}
 		}
-		if before != nil && !before.taken {
-			before.taken = true
-			q.Session, q.Delay = before.of.Session, q.At-before.of.ended
-			r.compare(before.of, q)
+		if before != nil && !before.continued {
+			before.continued = true
+			q.Session, q.Delay = before.Session, q.At-before.ended
+			r.compare(before, q)
 		} else {
 			sessions++
 			q.Session = strconv.Itoa(sessions)
 		}
 		if r.Reuse {
 			if before != nil {
-				copy(q.Locals, before.of.Locals)
+				copy(q.Locals, before.Locals)
 			}
 			for n := (q.Prompt + q.Output) / q.Served.block; len(q.Locals) < n; unknown++ {
 				q.Locals = append(q.Locals, kvblock.LocalHash(math.MaxUint64-unknown*0x9e3779b97f4a7c15))
@@ -142,7 +136,7 @@ func (r *Recording) Replayed(next func() (*Request, error)) func() (*Request, er
 			clear(tails)
 			kept = len(q.Locals) + 1
 		}
-		tails[end] = &tail{of: q}
+		tails[end] = q
 		return q, nil
 	}
 }

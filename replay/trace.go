@@ -85,7 +85,8 @@ type Request struct {
 	// Served is what a dynamo trace says of how the request was served. nil: it names no worker.
 	Served *Served
 
-	ended time.Duration // when a dynamo trace says that it ended, else At; like At
+	ended     time.Duration // when a dynamo trace says that it ended, else At; like At
+	continued bool          // by a later turn of its conversation, see Recording.Replayed
 
 	// Of an agentic trace: those that wait for this request, and how many this one waits for. The simulation counts
 	// waits down and raises ready, the earliest arrival.
@@ -198,12 +199,12 @@ const maxReasons = 100
 var reasonForm = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
 // add adds a row. Any program may have written it, so what is not in the form of kvepp's reasons counts as unreadable.
-func (s *Shadow) add(unjudged, avoided string, share float64) {
-	if share > 0 && share < 1 && (s.Share == 0 || share < s.Share) {
-		s.Share = share
+func (s *Shadow) add(row *shadowRow) {
+	if row.Share > 0 && row.Share < cmp.Or(s.Share, 1) {
+		s.Share = row.Share
 	}
-	count(&s.Unjudged, unjudged)
-	count(&s.Avoided, avoided)
+	count(&s.Unjudged, row.Unjudged)
+	count(&s.Avoided, row.Avoided)
 }
 
 func count(of *map[string]int, reason string) {
@@ -508,6 +509,13 @@ func (r *Reader) keep(t *turns, h history) {
 	}
 }
 
+// shadowRow is what kvepp in shadow mode says of a request.
+type shadowRow struct {
+	Unjudged string  `json:"unjudged"`
+	Avoided  string  `json:"served_would_not"`
+	Share    float64 `json:"share"`
+}
+
 // dynamoRow is a line of dynamo.request.trace.v1, without what it says of text.
 type dynamoRow struct {
 	Event struct {
@@ -530,11 +538,7 @@ type dynamoRow struct {
 				Decode      *uint64 `json:"decode_worker_id"`
 				DecodeRank  uint32  `json:"decode_dp_rank"`
 			} `json:"worker"`
-			Shadow struct {
-				Unjudged string  `json:"unjudged"`
-				Avoided  string  `json:"served_would_not"`
-				Share    float64 `json:"share"`
-			} `json:"shadow"`
+			Shadow shadowRow `json:"shadow"`
 			Replay *struct {
 				Block  int       `json:"trace_block_size"`
 				Length int       `json:"input_length"`
@@ -554,8 +558,7 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 		return nil, fmt.Errorf("schema %q: must be dynamo.request.trace.v1", e.Schema)
 	}
 	if to := r.options.Shadow; to != nil && e.Request != nil {
-		s := &e.Request.Shadow
-		to.add(s.Unjudged, s.Avoided, s.Share)
+		to.add(&e.Request.Shadow)
 	}
 	if e.Type != "request_end" {
 		return nil, nil

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"iter"
 	"net/netip"
 	"strconv"
 
@@ -80,7 +79,7 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 
 // workerAt returns the worker at an address, if there are several the one of this rank; nil if there is none.
 func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker) {
-	for w := range workersAt(s, address) {
+	for _, w := range workersAt(s, address) {
 		if found == nil || w.Rank == rank {
 			found = w
 		}
@@ -89,15 +88,14 @@ func workerAt(s *pool.Snapshot, address string, rank uint32) (found *pool.Worker
 }
 
 // workersAt returns the workers at an address that requests can be sent to.
-func workersAt(s *pool.Snapshot, address string) iter.Seq[*pool.Worker] {
-	return func(yield func(*pool.Worker) bool) {
-		for i := range s.Workers {
-			w := &s.Workers[i]
-			if w.Role != pool.Prefill && w.Role != pool.Encode && sameAddress(w.Address, address) && !yield(w) {
-				return
-			}
+func workersAt(s *pool.Snapshot, address string) (all []*pool.Worker) {
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if w.Role != pool.Prefill && w.Role != pool.Encode && sameAddress(w.Address, address) {
+			all = append(all, w)
 		}
 	}
+	return all
 }
 
 // sameAddress compares two of host:port. An IPv6 address has several forms.

@@ -135,7 +135,7 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 	s := route.shadow
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	at := slices.Collect(workersAt(snapshot, address))
+	at := workersAt(snapshot, address)
 	route.ServedBy = ServedBy{Address: address, Outcome: ServedByUnknown}
 	if len(at) == 0 {
 		if outcome = ShadowUnknown; address == "" {

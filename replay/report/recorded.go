@@ -41,11 +41,8 @@ func (c *Config) readRecording(ctx context.Context, settings []Setting, stderr i
 			return "", fmt.Errorf("--workers %d: the recording has %d", base.Workers, len(r.Workers))
 		}
 		base.Own = make([]replay.Own, base.Workers)
-		for i := range base.Own {
-			base.Own[i].Name = fmt.Sprint(i)
-			if i < len(r.Workers) {
-				base.Own[i] = replay.Own{Name: r.Workers[i].String(), ID: r.Workers[i]}
-			}
+		for i, w := range r.Workers {
+			base.Own[i].ID = w
 		}
 	}
 	for _, w := range r.Workers {
