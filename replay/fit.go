@@ -122,16 +122,11 @@ func (r *Recording) replaySample(ctx context.Context, c Config) (f replayed, err
 // Times returns the milliseconds to the first token, and those between tokens; 0: not known. A response that came at
 // once does not tell when its first token was there.
 func (v *Served) Times(output int) (first, gap float64) {
-	switch rest := v.Took - v.TTFT; {
-	case v.TTFT <= 0 || v.Took <= 0 || rest < 0:
+	rest := v.Took - v.TTFT
+	if v.TTFT <= 0 || rest < 0 || output > 1 && rest < v.Took/50 {
 		return 0, 0
-	case output < 2:
-		return milli(v.TTFT), 0
-	case rest < v.Took/50:
-		return 0, 0
-	default:
-		return milli(v.TTFT), milli(rest) / float64(output-1)
 	}
+	return milli(v.TTFT), milli(rest) / max(float64(output-1), 1)
 }
 
 func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

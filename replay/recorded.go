@@ -3,7 +3,6 @@ package replay
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -28,10 +27,7 @@ func (recorded) choose(v *view) int {
 type Recording struct {
 	BlockSize int        `json:"block_size"` // tokens
 	Workers   []WorkerID `json:"workers"`    // in the order of their ids
-	// Requests can be replayed. Engines reported the cached tokens of Reported ones. LeftOut others name no worker.
-	Requests int `json:"requests"`
-	Reported int `json:"with_reported_cached_tokens"`
-	LeftOut  int `json:"left_out"`
+	Reported  int        `json:"with_reported_cached_tokens"` // requests
 	// Reuse: the engines found responses in their caches when the next turn of the conversation repeated them.
 	Reuse bool `json:"reuse_of_responses"`
 
@@ -45,17 +41,14 @@ const maxSample, maxSampleBlocks, maxSampleOutput = 1000, 4 << 20, 1 << 20
 // ReadRecording reads a recording whole. next gives its requests in the order of arrival; see [Sorted].
 func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 	r := &Recording{}
-	blocks, output, separate := 0, 0, 0
+	blocks, output := 0, 0
 	turns := r.Replayed(func() (*Request, error) {
 		q, err := next()
-		if err != nil {
-			return nil, err
+		if err != nil || q.Served == nil {
+			return q, err
 		}
 		blocks, output = blocks+len(q.Chain), output+q.Output
-		switch {
-		case q.Served == nil:
-			r.LeftOut++
-		case len(r.sample) < maxSample && blocks < maxSampleBlocks && output < maxSampleOutput:
+		if len(r.sample) < maxSample && blocks < maxSampleBlocks && output < maxSampleOutput {
 			r.sample = append(r.sample, *q)
 		}
 		return q, nil
@@ -63,33 +56,27 @@ func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 	q, err := turns()
 	for ; err == nil; q, err = turns() {
 		v := q.Served
-		r.BlockSize = v.block
-		r.Requests++
-		if v.Cached >= 0 {
-			r.Reported++
-		}
 		if v.Prefilled {
-			separate++
+			return nil, errors.New("prefill workers computed prompts: a recording can only be repeated if each worker " +
+				"computes prompt and response; leave out recorded, and set --prefill-workers")
+		}
+		if r.BlockSize = v.block; v.Cached >= 0 {
+			r.Reported++
 		}
 		if !slices.Contains(r.Workers, v.Worker) {
 			r.Workers = append(r.Workers, v.Worker)
 		}
 	}
+	if !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if r.Workers == nil {
+		return nil, errors.New("no request of the recording names its worker: record with kvepp serve --record")
+	}
 	r.Reuse = r.found > r.lost
 	slices.SortFunc(r.Workers, func(a, b WorkerID) int {
 		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
 	})
-	switch {
-	case !errors.Is(err, io.EOF):
-		return nil, err
-	case r.Requests+r.LeftOut == 0:
-		return nil, errors.New("the recording has no request")
-	case r.Requests == 0:
-		return nil, errors.New("no request of the recording names its worker: record with kvepp serve --record")
-	case separate > 0:
-		return nil, fmt.Errorf("prefill workers computed the prompts of %d requests: a recording can only be repeated "+
-			"if each worker computes prompt and response; leave out recorded, and set --prefill-workers", separate)
-	}
 	return r, nil
 }
 

@@ -185,8 +185,8 @@ type ReaderOptions struct {
 
 // Shadow is what kvepp in shadow mode says of a recording. The zero value says nothing.
 type Shadow struct {
-	// Unjudged counts, by reason, the requests for which it could not say what it would have chosen. Avoided counts
-	// those that went to a worker that kvepp would not have used then, by why, such as "ejected".
+	// Unjudged counts, by reason, the requests for which it could not say what it would have chosen, and those without
+	// a worker. Avoided counts those that went to a worker that kvepp would not have used then, by why: ejected.
 	Unjudged map[string]int `json:"not_judged"`
 	Avoided  map[string]int `json:"to_a_worker_that_kvepp_avoided"`
 	// Share is the least part of the requests that it read: --shadow-share. 0: all.
@@ -619,6 +619,8 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 			return nil, err
 		}
 		q.Served.TTFT, q.Served.Took = max(ttft, 0), max(took, 0)
+	} else if to := r.options.Shadow; to != nil {
+		count(&to.Unjudged, "no_worker")
 	}
 	return q, nil
 }

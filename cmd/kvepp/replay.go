@@ -167,10 +167,8 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 	if err := o.Validate(f.Args()); err != nil || o.Generates() {
 		return nil, err
 	}
-	if o.Reports() {
-		if o.Compare = append([]string{replay.Recorded}, o.Compare...); !f.Changed("router-policy") {
-			_ = f.Set("router-policy", scoring.Time.String()) // a string takes any value
-		}
+	if o.Reports() && !f.Changed("router-policy") {
+		_ = f.Set("router-policy", scoring.Time.String()) // a string takes any value
 	}
 	if err := o.variant.apply(f, &o.Base); err != nil {
 		return nil, err
@@ -182,7 +180,9 @@ func parseReplay(o *replayOptions, args []string, getenv func(string) string) ([
 func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 	variants := []report.Setting{{Name: "as given", Config: o.Base}}
 	if o.Reports() {
-		variants[0].Name = "kvepp"
+		recorded := o.Base
+		recorded.Policy = replay.Recorded
+		variants = []report.Setting{{Name: replay.Recorded, Config: recorded}, {Name: "kvepp", Config: o.Base}}
 	}
 	for _, text := range compared(o.Compare) {
 		name, arguments, ok := strings.Cut(text, "=")
@@ -205,9 +205,6 @@ func (o *replayOptions) variants(f *pflag.FlagSet) ([]report.Setting, error) {
 			return nil, fmt.Errorf("--compare %s: %w", name, err)
 		}
 		variants = append(variants, v)
-	}
-	if o.Reports() {
-		variants[0], variants[1] = variants[1], variants[0]
 	}
 	for _, v := range variants {
 		if err := v.Config.Validate(); err != nil {

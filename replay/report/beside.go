@@ -175,8 +175,8 @@ func (b *beside) text(to io.Writer) {
 	fmt.Fprintf(to, "%d requests on %d workers from %s; %d with reported cached tokens, %d with a "+
 		"measured time to first token.\n%s", b.All.Sides[0].Requests, len(b.Workers),
 		b.All.from.Format(time.DateTime+" UTC"), b.Reported, len(b.All.Sides[0].times), b.Engines)
-	fmt.Fprintf(to, "Not judged by kvepp when they were recorded: %s. Left out, as no worker is named: %d.\n"+
-		"Sent to a worker that kvepp would have avoided: %s.\n", counts(b.Unjudged), b.LeftOut, counts(b.Avoided))
+	fmt.Fprintf(to, "Not judged by kvepp when they were recorded: %s.\n"+
+		"Sent to a worker that kvepp would have avoided: %s.\n", counts(b.Unjudged), counts(b.Avoided))
 	if b.Share > 0 {
 		fmt.Fprintf(to, "kvepp read %.3g %% of the requests (--shadow-share). The replays have no others: their loads "+
 			"and times are those of so much traffic. Record without --shadow-share for a forecast.\n", 100*b.Share)

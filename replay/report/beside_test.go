@@ -80,7 +80,7 @@ func TestReport(t *testing.T) {
 	if err := json.Unmarshal([]byte(run("json")), &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Hours) != 3 || len(got.Workers) != 2 || got.LeftOut != 1 || got.Unjudged["would_refuse"] != 1 ||
+	if len(got.Hours) != 3 || len(got.Workers) != 2 || got.Unjudged["would_refuse"] != 1 ||
 		got.Unjudged["unknown_endpoint"] != 1 || got.Avoided["ejected"] != 1 || got.Reported != 41 ||
 		got.Share != 0.1 {
 		t.Errorf("%+v", got)
@@ -130,7 +130,7 @@ func TestNothingJudged(t *testing.T) {
 func checkText(t *testing.T, run func(string) string, page string) {
 	t.Helper()
 	text := run("text")
-	for _, want := range []string{"unknown_endpoint 1, would_refuse 1. Left out, as no worker is named: 1.",
+	for _, want := range []string{"no_worker 1, unknown_endpoint 1, would_refuse 1.",
 		"41 with a measured", "ejected 1", "kvepp read 10 % of the requests (--shadow-share)", "How far to trust",
 		"measured", "recorded", "kvepp", "prompt of 1k to 4k tokens"} {
 		if !strings.Contains(text, want) {
