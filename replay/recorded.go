@@ -25,8 +25,8 @@ func (recorded) choose(v *view) int {
 
 // Recording is what a recording says of its fleet.
 type Recording struct {
-	BlockSize int        `json:"block_size"` // tokens
-	Workers   []WorkerID `json:"workers"`    // in the order of their ids
+	BlockSize int        `json:"block_size"`                  // tokens
+	Workers   []WorkerID `json:"workers"`                     // in the order of their ids
 	Reported  int        `json:"with_reported_cached_tokens"` // requests
 	// Reuse: the engines found responses in their caches when the next turn of the conversation repeated them.
 	Reuse bool `json:"reuse_of_responses"`
@@ -57,8 +57,8 @@ func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 	for ; err == nil; q, err = turns() {
 		v := q.Served
 		if v.Prefilled {
-			return nil, errors.New("prefill workers computed prompts: a recording can only be repeated if each worker " +
-				"computes prompt and response; leave out recorded, and set --prefill-workers")
+			return nil, errors.New("prefill workers computed prompts: a recording can only be repeated if each " +
+				"worker computes prompt and response; leave out recorded, and set --prefill-workers")
 		}
 		if r.BlockSize = v.block; v.Cached >= 0 {
 			r.Reported++

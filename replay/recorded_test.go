@@ -164,8 +164,8 @@ func TestRecordingErrors(t *testing.T) {
 func TestShadow(t *testing.T) {
 	row := func(kind, shadow string) string {
 		return `{"event":{"schema":"dynamo.request.trace.v1","event_type":"` + kind + `","request":{"shadow":{` +
-			shadow + `},"worker":{"decode_worker_id":1},"request_received_ms":1,"replay":{"trace_block_size":16,"input_length":16,` +
-			`"input_sequence_hashes":[1]}}}}` + "\n"
+			shadow + `},"worker":{"decode_worker_id":1},"request_received_ms":1,"replay":{"trace_block_size":16,` +
+			`"input_length":16,"input_sequence_hashes":[1]}}}}` + "\n"
 	}
 	text := row("request_end", `"share":0.5,"chosen":7,"served_would_not":"ejected"`) +
 		row("request_end", `"share":0.25,"unjudged":"several_workers"`) +

@@ -21,8 +21,9 @@ import (
 // Measured is the name of what the recording says, beside the names of settings.
 const Measured = "measured"
 
-// side is what became of a group's requests: as the recording measured, or in the replay with a setting. All sides count
-// the same requests: the cached tokens of those whose engine reported them, and the times of those with a measured one.
+// side is what became of a group's requests: as the recording measured, or in the replay with a setting. All sides
+// count the same requests: the cached tokens of those whose engine reported them, and the times of those whose time was
+// measured.
 type side struct {
 	Name     string `json:"name"`
 	Requests int    `json:"requests"`
