@@ -33,7 +33,7 @@ func (t *took) step() float64 {
 // replayed compares a replay of the sample with the recording.
 type replayed struct {
 	timed, used int  // answers with times, and those of them that can be compared
-	short, long took // times to the first token, of prompts with less and with more tokens to compute than the mean
+	short, long took // times to the first token, of prompts with less tokens to compute than the mean, and of the others
 	gaps        took // between tokens
 	all         took // whole responses
 	workers     []took
@@ -54,6 +54,9 @@ func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error
 				"and the replay finds about the reported cached tokens in %d of these: a fit of the engines' speeds "+
 				"needs %d; set --blocks as the engines have, or set --prefill-ms and --decode-ms", f.timed,
 				len(r.sample), f.used, minAnswers)
+		}
+		if f.short.measured == 0 { // all prompts have one length: the shape stays
+			f.short = f.long
 		}
 		p, d := &c.Engine.Prefill, &c.Engine.Decode
 		*p = Curve{p[0] * f.short.step(), p[1] * f.long.step(), p[2] * f.long.step()}
@@ -95,9 +98,9 @@ func (r *Recording) replaySample(ctx context.Context, c Config) (f replayed, err
 			return
 		}
 		f.used++
-		of := &f.short
-		if q.Prompt-d.Cached > computed/len(r.sample) {
-			of = &f.long
+		of := &f.long
+		if q.Prompt-d.Cached < computed/len(r.sample) {
+			of = &f.short
 		}
 		of.add(first, milli(d.TTFT))
 		if gap > 0 {
