@@ -31,7 +31,7 @@ type Recording struct {
 	// Reuse: the engines found responses in their caches when the next turn of the conversation repeated them.
 	Reuse bool `json:"reuse_of_responses"`
 
-	sample      []Request // the first ones
+	sample      []Request // the first ones, for Replayed
 	found, lost int       // responses, of those that Reuse tells of
 }
 
@@ -42,17 +42,7 @@ const maxSample, maxSampleBlocks, maxSampleOutput = 1000, 4 << 20, 1 << 20
 func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 	r := &Recording{}
 	blocks, output := 0, 0
-	turns := r.Replayed(func() (*Request, error) {
-		q, err := next()
-		if err != nil || q.Served == nil {
-			return q, err
-		}
-		blocks, output = blocks+len(q.Chain), output+q.Output
-		if len(r.sample) < maxSample && blocks < maxSampleBlocks && output < maxSampleOutput {
-			r.sample = append(r.sample, *q)
-		}
-		return q, nil
-	})
+	turns := r.Replayed(next)
 	q, err := turns()
 	for ; err == nil; q, err = turns() {
 		v := q.Served
@@ -65,6 +55,12 @@ func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 		}
 		if !slices.Contains(r.Workers, v.Worker) {
 			r.Workers = append(r.Workers, v.Worker)
+		}
+		blocks, output = blocks+len(q.Chain), output+q.Output
+		if len(r.sample) < maxSample && blocks < maxSampleBlocks && output < maxSampleOutput {
+			again := *q
+			again.Session, again.Delay = "", -1
+			r.sample = append(r.sample, again)
 		}
 	}
 	if !errors.Is(err, io.EOF) {

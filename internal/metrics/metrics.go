@@ -109,7 +109,6 @@ func New() *Metrics {
 	m.declareCachedTokens(declare)
 	m.declareTokenization(declare)
 	m.declareEndpoints(declare)
-	m.declareShadow(declare)
 	m.declarePhases(declare)
 	m.events = declare.counters("kvepp_events_total",
 		"KV events by kind (stored, removed, cleared, ignored, unknown; batch and subscription for their "+
@@ -146,6 +145,13 @@ func (m *Metrics) declareRequests(declare declarer) {
 	for _, code := range []string{"200", "400", "404", "413", "429", "500", "503", "none"} {
 		m.requests.WithLabelValues(code)
 	}
+	m.shadowed = declare.counters("kvepp_shadow_requests_total",
+		"With --shadow, requests by outcome: equal (the endpoint that served the request is as good to kvepp as the "+
+			"one that it would have chosen), other, or why kvepp could not judge the choice; a rise of any reason "+
+			"means that the comparison misses requests.", "outcome")
+	m.shadowTokens = declare.counters("kvepp_shadow_tokens_total",
+		"With --shadow, prompt tokens of the requests with outcome equal or other: prompt (all), kvepp (cached at "+
+			"the worker that kvepp would have chosen), served (cached at the worker that served the request).", "of")
 	m.servedBy = declare.counters("kvepp_served_total",
 		"Requests for which the proxy reported the serving endpoint, by outcome: as_chosen; moved (another "+
 			"endpoint, after a retry or a fallback; its load is counted there); unknown (an endpoint that kvepp does "+
@@ -265,17 +271,6 @@ func (m *Metrics) declareEndpoints(declare declarer) {
 		"Ejections of endpoints by cause: the kind of the last failure (refused, reset, status_5xx, "+
 			"first_byte, timeout, retried), failure_percent, or the sign that the process ended or stopped "+
 			"(metrics_refused, metrics_silent, process_gone).", "cause")
-}
-
-// declareShadow declares what compares kvepp's choices with those of the picker in service.
-func (m *Metrics) declareShadow(declare declarer) {
-	m.shadowed = declare.counters("kvepp_shadow_requests_total",
-		"With --shadow, requests by outcome: equal (the endpoint that served the request is as good to kvepp as the "+
-			"one that it would have chosen), other, or why kvepp could not judge the choice; a rise of any reason "+
-			"means that the comparison misses requests.", "outcome")
-	m.shadowTokens = declare.counters("kvepp_shadow_tokens_total",
-		"With --shadow, prompt tokens of the requests with outcome equal or other: prompt (all), kvepp (cached at "+
-			"the worker that kvepp would have chosen), served (cached at the worker that served the request).", "of")
 }
 
 // Shadowed counts n shadowed requests by outcome. With 0 the series begins to exist.

@@ -99,8 +99,10 @@ func (b *beside) add(setting int, d *replay.Decision) {
 		if first == 0 {
 			took = x.E2E
 		}
-		for _, name := range kinds {
-			b.group(&b.Kinds, name).Sides[n].add(x, reported, v.Took > 0, took)
+		for name, is := range kinds {
+			if is {
+				b.group(&b.Kinds, name).Sides[n].add(x, reported, v.Took > 0, took)
+			}
 		}
 	}
 	add(setting+1, d)
@@ -126,27 +128,20 @@ func (s *side) add(d *replay.Decision, reported, timed bool, took time.Duration)
 	}
 }
 
-// kindsOf returns the kinds that a request is of.
-func kindsOf(d *replay.Decision, streamed bool) []string {
-	kinds := []string{"in one piece", "prompt of 16k tokens or more", "three quarters repeated, or more"}
-	if streamed {
-		kinds[0] = "streamed"
+// kindsOf returns for each kind whether a request is of it.
+func kindsOf(d *replay.Decision, streamed bool) map[string]bool {
+	prompt, repeated := d.Request.Prompt, percent(d.Possible, d.Request.Prompt)
+	return map[string]bool{
+		"streamed":                             streamed,
+		"in one piece":                         !streamed,
+		"prompt below 1k tokens":               prompt < 1000,
+		"prompt of 1k to 4k tokens":            prompt >= 1000 && prompt < 4000,
+		"prompt of 4k to 16k tokens":           prompt >= 4000 && prompt < 16000,
+		"prompt of 16k tokens or more":         prompt >= 16000,
+		"less than a quarter repeated":         repeated < 25,
+		"a quarter to three quarters repeated": repeated >= 25 && repeated < 75,
+		"three quarters repeated, or more":     repeated >= 75,
 	}
-	switch prompt := d.Request.Prompt; {
-	case prompt < 1000:
-		kinds[1] = "prompt below 1k tokens"
-	case prompt < 4000:
-		kinds[1] = "prompt of 1k to 4k tokens"
-	case prompt < 16000:
-		kinds[1] = "prompt of 4k to 16k tokens"
-	}
-	switch repeated := percent(d.Possible, d.Request.Prompt); {
-	case repeated < 25:
-		kinds[2] = "less than a quarter repeated"
-	case repeated < 75:
-		kinds[2] = "a quarter to three quarters repeated"
-	}
-	return kinds
 }
 
 // finish computes what is shown. The second setting is kvepp: by its gains the kinds are in order.
@@ -252,13 +247,12 @@ func (b *beside) page() string {
 
 // write writes the comparison as --report says: text, JSON, or text and a page in a file.
 func (b *beside) write(how string, to io.Writer) error {
-	switch how {
-	case "json":
+	if how == "json" {
 		e := json.NewEncoder(to)
 		e.SetIndent("", "  ")
 		return e.Encode(b)
-	case "text":
-	default:
+	}
+	if how != "text" {
 		if err := os.WriteFile(how, []byte(b.page()), 0o644); err != nil {
 			return fmt.Errorf("--report: %w", err)
 		}
