@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -50,7 +51,11 @@ func ReadRecording(next func() (*Request, error)) (*Recording, error) {
 			return nil, errors.New("prefill workers computed prompts: a recording can only be repeated if each " +
 				"worker computes prompt and response; leave out recorded, and set --prefill-workers")
 		}
-		if r.BlockSize = v.block; v.Cached >= 0 {
+		if r.BlockSize = cmp.Or(r.BlockSize, v.block); v.block != r.BlockSize {
+			return nil, fmt.Errorf("the recording has blocks of %d and of %d tokens: replay its files apart",
+				r.BlockSize, v.block)
+		}
+		if v.Cached >= 0 {
 			r.Reported++
 		}
 		if !slices.Contains(r.Workers, v.Worker) {

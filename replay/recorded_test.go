@@ -146,6 +146,14 @@ func TestRecordingErrors(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
+	block := 8
+	_, err := ReadRecording(func() (*Request, error) { // of two files
+		block *= 2
+		return &Request{Served: &Served{block: block}}, nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "blocks of 16 and of 32 tokens") {
+		t.Errorf("%v", err)
+	}
 	_, r, err := readRecording(t, strings.ReplaceAll(text, `"output_tokens":`, `"output_tokens":1000`))
 	if err != nil || len(r.sample) != 1 {
 		t.Errorf("%v: the sample has %d responses of a million tokens, want 1", err, len(r.sample))
