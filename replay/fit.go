@@ -33,7 +33,7 @@ func (t *took) step() float64 {
 // replayed compares a replay of the sample with the recording.
 type replayed struct {
 	timed, used int  // answers with times, and those of them that can be compared
-	short, long took // times to the first token, of prompts with less tokens to compute than the mean, and of the others
+	short, long took // times to the first token, of prompts with fewer tokens to compute than the mean, and of others
 	gaps        took // between tokens
 	all         took // whole responses
 	workers     []took
