@@ -290,8 +290,8 @@ func (x *exchange) notReceived(err error) error {
 // pass although bodies have taken all memory.
 const (
 	freeMessage = 64 << 10
-	freeRelayed = 1<<20 + freeMessage // Envoy's buffer of a connection (1 MiB by default) in one message
-	maxFirst    = 1 << 20             // the most of a message with headers
+	freeRelayed = 1<<20 + 64<<10 // Envoy's buffer of a connection (1 MiB by default) in one message
+	maxFirst    = 1 << 20        // the most of a message with headers
 )
 
 // admit accounts for a large message before it is received. It returns why the message is refused; nil: it is not.
