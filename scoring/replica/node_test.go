@@ -775,3 +775,33 @@ func TestSlowReaderOfTheIndex(t *testing.T) {
 		return err == nil
 	})
 }
+
+// TestAcceptedWhileClosing: a connection that comes while a node ends is closed.
+func TestAcceptedWhileClosing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTestNode(Security{}, nil)
+		near, far := net.Pipe()
+		served := make(chan error)
+		go func() { served <- n.Serve(&late{node: n, conn: far}) }()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if _, err := near.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("%v, want the end of the connection", err)
+		}
+	})
+}
+
+// late is a listener whose node ends before it accepts.
+type late struct {
+	net.Listener
+	node *testNode
+	conn net.Conn
+}
+
+func (l *late) Accept() (net.Conn, error) {
+	l.node.Close()
+	return l.conn, nil
+}
+
+func (l *late) Close() error { return nil }

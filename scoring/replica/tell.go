@@ -123,6 +123,9 @@ func (n *Node) Serve(at net.Listener) error {
 		conn, err := at.Accept()
 		switch {
 		case n.ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
