@@ -30,19 +30,20 @@ type overlap struct {
 	upperBound         bool              // the worker may be able to reuse fewer blocks
 }
 
-func (v *variant) overlapOf(w kvblock.Worker) overlap {
+// overlapOf returns what a worker holds of the prompt. It is only read.
+func (v *variant) overlapOf(w kvblock.Worker) *overlap {
 	if int(w) < len(v.overlap) {
-		return v.overlap[w]
+		return &v.overlap[w]
 	}
-	return overlap{}
+	return &noOverlap
 }
+
+var noOverlap overlap // never written to
 
 // credit sets what a candidate holds of the prompt.
 func (v *variant) credit(c *scoring.Candidate) {
-	if int(c.Worker) < len(v.overlap) {
-		o := &v.overlap[c.Worker]
-		c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
-	}
+	o := v.overlapOf(c.Worker)
+	c.DeviceBlocks, c.HostBlocks, c.DiskBlocks = int(o.device), int(o.host), int(o.disk)
 }
 
 // match hashes the prompt once for every block size among the candidates, looks the hashes up in the index, and says on
