@@ -39,16 +39,13 @@ var shadowAdvice = map[string]string{
 		"response_attributes of the ext_proc filter",
 	router.ShadowUnknown: "kvepp has no endpoint at the address that serves: list the same IP:port in the endpoints " +
 		"file (or the pool's selector) as in the proxy's cluster",
-	router.ShadowSeveral: "several workers share this address (data-parallel ranks, or frontends), so it does not " +
-		"say which of them serves",
-	router.ShadowDisaggregated: "the address of a decode worker does not say which worker computes the prompt",
 }
 
 // initShadow makes the series of shadowed requests exist before the first one.
 func (s *Server) initShadow() {
 	s.metrics.ShadowTokens(0, 0, 0)
 	outcomes := []string{router.ShadowEqual, router.ShadowOther, router.ShadowRefused, router.ShadowUnserved,
-		router.ShadowNoMemory}
+		router.ShadowNoMemory, router.ShadowSeveral, router.ShadowDisaggregated}
 	for _, outcome := range slices.AppendSeq(outcomes, maps.Keys(shadowAdvice)) {
 		s.metrics.Shadowed(outcome, 0)
 	}

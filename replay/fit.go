@@ -41,17 +41,17 @@ type replayed struct {
 // Fit sets the speeds of c's engines so that with the policy Recorded the recording's first requests take as long as
 // they took: the constant part of the prefill by short prompts, the rest by long ones, and decoding by the gaps between
 // tokens. If workers differ by more than a fifth, each gets a speed of its own. Of all replays the best one counts. Fit
-// says what it found.
-func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error) {
+// sets r.Engines.
+func (r *Recording) Fit(ctx context.Context, c *Config) error {
 	next, least, speeds := *c, math.Inf(1), slices.Repeat([]float64{1}, c.Workers)
 	own := c.Speeds == nil
 	for range fitRounds {
 		f, err := r.replaySample(ctx, next)
 		if err != nil {
-			return "", err
+			return err
 		}
 		if f.used < minAnswers {
-			return "", fmt.Errorf("%d of the recording's first %d requests have the times ttft_ms and total_time_ms, "+
+			return fmt.Errorf("%d of the recording's first %d requests have the times ttft_ms and total_time_ms, "+
 				"and the replay finds about the reported cached tokens in %d of these: a fit of the engines' speeds "+
 				"needs %d; set --blocks as the engines have, or set --prefill-ms and --decode-ms", f.timed,
 				len(r.sample), f.used, minAnswers)
@@ -59,10 +59,10 @@ func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error
 		p, d := &next.Engine.Prefill, &next.Engine.Decode
 		if miss := f.misses/float64(f.used) + math.Abs(math.Log(f.first/f.measured)); miss < least {
 			least, c.Engine, c.Speeds = miss, next.Engine, next.Speeds
-			found = fmt.Sprintf("engines: --prefill-ms=%.4g,%.4g,%.4g --decode-ms=%.4g,%.4g,%.4g fit %d of the first "+
-				"%d answers\n", p[0], p[1], p[2], d[0], d[1], d[2], f.used, len(r.sample))
+			r.Engines = fmt.Sprintf("engines: --prefill-ms=%.4g,%.4g,%.4g --decode-ms=%.4g,%.4g,%.4g fit %d of the "+
+				"first %d answers\n", p[0], p[1], p[2], d[0], d[1], d[2], f.used, len(r.sample))
 			if c.Speeds != nil {
-				found += fmt.Sprintf("engines: relative speeds %.2f\n", c.Speeds)
+				r.Engines += fmt.Sprintf("engines: relative speeds %.2f\n", c.Speeds)
 			}
 		}
 		if f.short.n == 0 { // all prompts have one length: the shape stays
@@ -82,7 +82,7 @@ func (r *Recording) Fit(ctx context.Context, c *Config) (found string, err error
 			next.Speeds = slices.Clone(speeds)
 		}
 	}
-	return found, nil
+	return nil
 }
 
 // replaySample replays the sample with the policy Recorded.

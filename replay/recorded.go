@@ -30,7 +30,9 @@ type Recording struct {
 	Workers   []WorkerID `json:"workers"`                     // in the order of their ids
 	Reported  int        `json:"with_reported_cached_tokens"` // requests
 	// Reuse: the engines found responses in their caches when the next turn of the conversation repeated them.
-	Reuse bool `json:"reuse_of_responses"`
+	Reuse   bool   `json:"reuse_of_responses"`
+	Engines string `json:"engines"` // what Fit found; lines
+	Shadow
 
 	sample      []Request // the first ones, for Replayed
 	found, lost int       // responses, of those that Reuse tells of

@@ -55,7 +55,7 @@ func recordingConfig() Config {
 func readRecording(t *testing.T, text string) (func() (*Request, error), *Recording, error) {
 	t.Helper()
 	open := func() func() (*Request, error) {
-		r, err := NewReader("recording", strings.NewReader(text), Kvepp, ReaderOptions{Shadow: new(Shadow)})
+		r, err := NewReader("recording", strings.NewReader(text), Kvepp, ReaderOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,11 +85,10 @@ func TestFit(t *testing.T) {
 	for _, w := range r.Workers {
 		c.Own = append(c.Own, Own{Name: w.String(), ID: w})
 	}
-	found, err := r.Fit(t.Context(), &c)
-	if err != nil {
+	if err := r.Fit(t.Context(), &c); err != nil {
 		t.Fatal(err)
 	}
-	t.Log(found)
+	t.Log(r.Engines)
 	if len(c.Speeds) != 4 || c.Speeds[3] > 0.7*c.Speeds[0] {
 		t.Errorf("speeds %v, want about 1, 1, 1, 0.5", c.Speeds)
 	}
@@ -142,7 +141,7 @@ func TestRecordingErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Fit(t.Context(), &c); err == nil || !strings.Contains(err.Error(), "set --prefill-ms") {
+		if err := r.Fit(t.Context(), &c); err == nil || !strings.Contains(err.Error(), "set --prefill-ms") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -162,7 +161,7 @@ func TestRecordingErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Fit(t.Context(), &c); err == nil || !strings.Contains(err.Error(), "cached tokens in 0 of these") {
+	if err := r.Fit(t.Context(), &c); err == nil || !strings.Contains(err.Error(), "cached tokens in 0 of these") {
 		t.Errorf("%v", err)
 	}
 }
@@ -175,15 +174,14 @@ func TestShadow(t *testing.T) {
 			shadow + `},"worker":{"decode_worker_id":1},"request_received_ms":1,"replay":{"trace_block_size":16,` +
 			`"input_length":16,"input_sequence_hashes":[1]}}}}` + "\n"
 	}
-	text := row("request_end", `"share":0.5,"chosen":7,"served_would_not":"ejected"`) +
-		row("request_end", `"share":0.25,"unjudged":"several_workers"`) +
+	text := row("request_end", `"avoided":"ejected"`) + row("request_end", `"unjudged":"several_workers"`) +
 		row("kvepp_unjudged", `"unjudged":"no_address"`) + row("kvepp_unjudged", `"unjudged":"\u001b[2J"`) +
-		row("request_end", `"share":-1,"served_would_not":"\u009b31m"`)
+		row("request_end", `"avoided":"\u009b31m"`)
 	for i := range 2 * maxReasons {
 		text += row("kvepp_unjudged", `"unjudged":"`+strings.Repeat("x", i%30)+string(rune('a'+i/30))+`"`)
 	}
-	var s Shadow
-	r, err := NewReader("recording", strings.NewReader(text), Kvepp, ReaderOptions{Shadow: &s})
+	s := Shadow{Unjudged: map[string]int{}, Avoided: map[string]int{}}
+	r, err := NewReader("recording", strings.NewReader(text), Kvepp, ReaderOptions{Shadow: s})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +192,7 @@ func TestShadow(t *testing.T) {
 	if !errors.Is(err, io.EOF) || requests != 3 {
 		t.Errorf("%d requests, %v", requests, err)
 	}
-	if s.Share != 0.25 || s.Unjudged["several_workers"] != 1 || s.Unjudged["no_address"] != 1 ||
+	if s.Unjudged["several_workers"] != 1 || s.Unjudged["no_address"] != 1 ||
 		!maps.Equal(s.Avoided, map[string]int{"ejected": 1, "unreadable": 1}) {
 		t.Errorf("%+v", s)
 	}

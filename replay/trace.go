@@ -178,19 +178,16 @@ type ReaderOptions struct {
 	BlockSize int
 	// TraceBlockSize is how many tokens one hash id of a mooncake row stands for; 0: 512, as in Mooncake's own traces.
 	TraceBlockSize int
-	// Shadow gets what kvepp in shadow mode says of the requests of a dynamo trace, also of those that it could not
-	// record. nil: that is not needed.
-	Shadow *Shadow
+	// Shadow counts what kvepp in shadow mode says of a dynamo trace. Without its maps that is not counted.
+	Shadow Shadow
 }
 
-// Shadow is what kvepp in shadow mode says of a recording. The zero value says nothing.
+// Shadow is what kvepp in shadow mode says of the requests of a recording, also of those that it could not record.
 type Shadow struct {
 	// Unjudged counts, by reason, the requests for which it could not say what it would have chosen, and those without
 	// a worker. Avoided counts those that went to a worker that kvepp would not have used then, by why: ejected.
 	Unjudged map[string]int `json:"not_judged"`
 	Avoided  map[string]int `json:"to_a_worker_that_kvepp_avoided"`
-	// Share is the least part of the requests that it read: --shadow-share. 0: all.
-	Share float64 `json:"shadow_share"`
 }
 
 // maxReasons bounds the maps of Shadow.
@@ -198,26 +195,15 @@ const maxReasons = 100
 
 var reasonForm = regexp.MustCompile(`^[a-z_]{1,40}$`)
 
-// add adds a row. Any program may have written it, so what is not in the form of kvepp's reasons counts as unreadable.
-func (s *Shadow) add(row *shadowRow) {
-	if row.Share > 0 && row.Share < cmp.Or(s.Share, 1) {
-		s.Share = row.Share
-	}
-	count(&s.Unjudged, row.Unjudged)
-	count(&s.Avoided, row.Avoided)
-}
-
-func count(of *map[string]int, reason string) {
-	if reason == "" {
+// count counts a reason. Any program may have written it, so one that is not in the form of kvepp's is unreadable.
+func count(in map[string]int, reason string) {
+	if in == nil || reason == "" {
 		return
 	}
-	if *of == nil {
-		*of = map[string]int{}
-	}
-	if !reasonForm.MatchString(reason) || (*of)[reason] == 0 && len(*of) >= maxReasons {
+	if !reasonForm.MatchString(reason) || in[reason] == 0 && len(in) >= maxReasons {
 		reason = "unreadable"
 	}
-	(*of)[reason]++
+	in[reason]++
 }
 
 // Open opens a trace file. The caller closes it.
@@ -509,13 +495,6 @@ func (r *Reader) keep(t *turns, h history) {
 	}
 }
 
-// shadowRow is what kvepp in shadow mode says of a request.
-type shadowRow struct {
-	Unjudged string  `json:"unjudged"`
-	Avoided  string  `json:"served_would_not"`
-	Share    float64 `json:"share"`
-}
-
 // dynamoRow is a line of dynamo.request.trace.v1, without what it says of text.
 type dynamoRow struct {
 	Event struct {
@@ -538,7 +517,7 @@ type dynamoRow struct {
 				Decode      *uint64 `json:"decode_worker_id"`
 				DecodeRank  uint32  `json:"decode_dp_rank"`
 			} `json:"worker"`
-			Shadow shadowRow `json:"shadow"`
+			Shadow struct{ Unjudged, Avoided string } `json:"shadow"`
 			Replay *struct {
 				Block  int       `json:"trace_block_size"`
 				Length int       `json:"input_length"`
@@ -557,8 +536,9 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 	if e.Schema != "dynamo.request.trace.v1" {
 		return nil, fmt.Errorf("schema %q: must be dynamo.request.trace.v1", e.Schema)
 	}
-	if to := r.options.Shadow; to != nil && e.Request != nil {
-		to.add(&e.Request.Shadow)
+	if e.Request != nil {
+		count(r.options.Shadow.Unjudged, e.Request.Shadow.Unjudged)
+		count(r.options.Shadow.Avoided, e.Request.Shadow.Avoided)
 	}
 	if e.Type != "request_end" {
 		return nil, nil
@@ -619,8 +599,8 @@ func (r *Reader) dynamoRow(text []byte) (*Request, error) {
 			return nil, err
 		}
 		q.Served.TTFT, q.Served.Took = max(ttft, 0), max(took, 0)
-	} else if to := r.options.Shadow; to != nil {
-		count(&to.Unjudged, "no_worker")
+	} else {
+		count(r.options.Shadow.Unjudged, "no_worker")
 	}
 	return q, nil
 }

@@ -14,7 +14,6 @@ import (
 	"kvepp/prompt"
 	"kvepp/prompt/body"
 	"kvepp/router/ladder"
-	"kvepp/router/record"
 	"kvepp/scoring"
 )
 
@@ -35,10 +34,9 @@ const (
 // shadow is what a route keeps of a request until it is known which endpoint serves it.
 type shadow struct {
 	router   *Router
-	unjudged string // why the two choices cannot be compared; empty: they can
-	received time.Time
+	unjudged string  // why the two choices cannot be compared; empty: they can
+	request  Request // without its body
 	decided  time.Time
-	bodySize int
 	prompt   prepared // what Serve reads of it, without the body's memory
 	variants []variant
 	held     int // bytes of variants, in the memory of bodies
@@ -52,13 +50,13 @@ type shadow struct {
 //
 // Errors: *body.Error for a body that is not a request; ctx's own.
 func (r *Router) Shadow(ctx context.Context, req *Request) (*Route, error) {
-	s := &shadow{router: r, received: req.Received, decided: time.Now(), avoided: map[kvblock.Worker]string{}}
+	s := &shadow{router: r, decided: time.Now(), avoided: map[kvblock.Worker]string{}}
 	p, err := r.prepare(ctx, req, nil)
 	defer p.releaseMemory()
 	if err = errors.Join(err, ctx.Err()); err != nil {
 		return nil, err
 	}
-	s.bodySize = max(len(req.Body), req.BodyBytes)
+	s.request = Request{Received: req.Received, BodyBytes: max(len(req.Body), req.BodyBytes)}
 	sc := r.takeScratch(nil)
 	defer r.putScratch(sc)
 	r.chooseVersion(sc, &p)
@@ -155,7 +153,6 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 	route.elsewhere = false // the decision is now the one that leads there
 	s.release()
 	route.shadow = nil
-	judged := false
 	switch {
 	case s.unjudged != "":
 		outcome = s.unjudged
@@ -166,35 +163,29 @@ func (r *Router) Serve(route *Route, address string) (outcome string) {
 	case !route.Reason.exact():
 		outcome = string(route.Reason)
 	case slices.Contains(s.equals, w.Worker):
-		judged, outcome, chosen = true, ShadowEqual, route.Decision
+		outcome, chosen = ShadowEqual, route.Decision
 	default:
-		judged, outcome = true, ShadowOther
+		outcome = ShadowOther
 	}
-	said := &record.Shadow{Unjudged: outcome}
-	if judged {
-		said = &record.Shadow{Chosen: record.Worker{ID: chosen.InstanceID, Rank: chosen.Rank},
-			ChosenCached: chosen.PredictedCachedTokens, ServedCached: route.PredictedCachedTokens,
-			Avoided: s.avoided[w.Worker]}
-		r.metrics.ShadowTokens(route.PromptTokens, said.ChosenCached, said.ServedCached)
-	}
-	if route.recorded == nil && !judged {
-		r.Unjudged(outcome)
-		return outcome
+	switch to := route.recorded; {
+	case outcome == ShadowEqual || outcome == ShadowOther:
+		r.metrics.ShadowTokens(route.PromptTokens, chosen.PredictedCachedTokens, route.PredictedCachedTokens)
+		if to != nil {
+			to.Avoided = s.avoided[w.Worker]
+		}
+	case to != nil:
+		to.Unjudged = outcome
+	default:
+		r.cfg.Recorder.Unjudged(outcome)
 	}
 	r.metrics.Shadowed(outcome, 1)
-	if route.recorded != nil {
-		route.recorded.Shadow = said
-	}
 	return outcome
 }
 
-// Unjudged counts, by reason, a request in shadow whose choices kvepp cannot compare and does not record otherwise. The
-// recording has it, too, but for requests that --shadow-share leaves out: it has the share.
+// Unjudged counts and records, by reason, a request in shadow whose choices kvepp cannot compare.
 func (r *Router) Unjudged(reason string) {
 	r.metrics.Shadowed(reason, 1)
-	if reason != string(ReasonNotSampled) {
-		r.cfg.Recorder.Unjudged(reason)
-	}
+	r.cfg.Recorder.Unjudged(reason)
 }
 
 // bookServed books a shadowed request at a worker, and makes the route's decision the one that leads there.
@@ -238,7 +229,7 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 		c.Tokens[ladder.Prompt], c.Tokens[ladder.Delivered] = p.isl, -1
 	}
 	r.expectResponse(sc, p, route, false)
-	r.observeChoice(&sc.gathered, route, &Request{Received: s.received, BodyBytes: s.bodySize}, p, time.Now())
+	r.observeChoice(&sc.gathered, route, &s.request, p, time.Now())
 	route.observed.began = s.decided
 	if r.cfg.Recorder != nil {
 		r.beginRecording(sc, route, p)
@@ -250,7 +241,7 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 func (s *shadow) unserved(route *Route, a *Response) {
 	s.release()
 	if route.record != nil {
-		s.router.records.end(route, &Outcome{Status: a.Status, Complete: a.Complete, Duration: time.Since(s.received),
-			CachedTokens: a.CachedTokens})
+		s.router.records.end(route, &Outcome{Status: a.Status, Complete: a.Complete,
+			Duration: time.Since(s.request.Received), CachedTokens: a.CachedTokens})
 	}
 }

@@ -174,7 +174,6 @@ func (s *server) open(ctx context.Context) error {
 	}
 	s.accessLog = accessLog
 	s.closeWith(closeAccessLog)
-	s.recording.Share = s.proxy.ShadowShare
 	if s.recorder, err = s.recording.Open(s.m, s.log); err != nil {
 		return err
 	}

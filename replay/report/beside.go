@@ -52,17 +52,15 @@ type group struct {
 // beside compares the recording with the replays. It is what --report=json prints.
 type beside struct {
 	*replay.Recording
-	*replay.Shadow
-	Engines string   `json:"engines"` // their speeds
-	All     *group   `json:"all"`
-	Hours   []*group `json:"hours"`
-	Kinds   []*group `json:"kinds"` // by how much time kvepp's replay saves, the most first
+	All   *group   `json:"all"`
+	Hours []*group `json:"hours"`
+	Kinds []*group `json:"kinds"` // by how much time kvepp's replay saves, the most first
 
 	names []string // of sides
 }
 
-func newBeside(settings []Setting, r *replay.Recording, shadow *replay.Shadow, engines string) *beside {
-	b := &beside{Recording: r, Shadow: shadow, Engines: engines, names: []string{Measured}}
+func newBeside(settings []Setting, r *replay.Recording) *beside {
+	b := &beside{Recording: r, names: []string{Measured}}
 	for _, s := range settings {
 		b.names = append(b.names, s.Name)
 	}
@@ -173,9 +171,9 @@ func (b *beside) text(to io.Writer) {
 		b.All.from.Format(time.DateTime+" UTC"), b.Reported, len(b.All.Sides[0].times), b.Engines)
 	fmt.Fprintf(to, "Not judged by kvepp when they were recorded: %s.\n"+
 		"Sent to a worker that kvepp would have avoided: %s.\n", counts(b.Unjudged), counts(b.Avoided))
-	if b.Share > 0 {
-		fmt.Fprintf(to, "kvepp read %.3g %% of the requests (--shadow-share). The replays have no others: their loads "+
-			"and times are those of so much traffic. Record without --shadow-share for a forecast.\n", 100*b.Share)
+	if left := b.Unjudged["not_sampled"]; left > 0 {
+		fmt.Fprintf(to, "kvepp did not read %d of the requests (--shadow-share). The replays have the others: their "+
+			"loads and times are those of less traffic. Record without --shadow-share for a forecast.\n", left)
 	}
 	was, again := b.All.Sides[0], b.All.Sides[1]
 	fmt.Fprintf(to, "How far to trust the replay: recorded has %+.1f points of cached tokens and %+.0f %% of "+

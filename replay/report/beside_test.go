@@ -31,11 +31,11 @@ func recordingOf(t *testing.T) string {
 		more, worker := "", fmt.Sprintf(`"worker":{"decode_worker_id":%d},`, 7+i/2%2)
 		switch i {
 		case 20:
-			more = `"shadow":{"chosen":7,"served_would_not":"ejected"},`
+			more = `"shadow":{"avoided":"ejected"},`
 		case 40:
-			more = `"shadow":{"share":0.1,"unjudged":"would_refuse"},`
+			more = `"shadow":{"unjudged":"would_refuse"},`
 		case 41:
-			worker, more = "", `"shadow":{"unjudged":"unknown_endpoint"},`
+			worker, more = "", `"shadow":{"unjudged":"not_sampled"},`
 		}
 		at := 1795399200000 + i*180_000 // 20 an hour
 		fmt.Fprintf(&lines, `{"event":{"schema":"dynamo.request.trace.v1","event_type":"request_end",`+
@@ -81,8 +81,7 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(got.Hours) != 3 || len(got.Workers) != 2 || got.Unjudged["would_refuse"] != 1 ||
-		got.Unjudged["unknown_endpoint"] != 1 || got.Avoided["ejected"] != 1 || got.Reported != 41 ||
-		got.Share != 0.1 {
+		got.Unjudged["not_sampled"] != 1 || got.Avoided["ejected"] != 1 || got.Reported != 41 {
 		t.Errorf("%+v", got)
 	}
 	was, again := got.All.Sides[0], got.All.Sides[1]
@@ -130,8 +129,8 @@ func TestNothingJudged(t *testing.T) {
 func checkText(t *testing.T, run func(string) string, page string) {
 	t.Helper()
 	text := run("text")
-	for _, want := range []string{"no_worker 1, unknown_endpoint 1, would_refuse 1.",
-		"41 with a measured", "ejected 1", "kvepp read 10 % of the requests (--shadow-share)", "How far to trust",
+	for _, want := range []string{"no_worker 1, not_sampled 1, would_refuse 1.",
+		"41 with a measured", "ejected 1", "kvepp did not read 1 of the requests (--shadow-share)", "How far to trust",
 		"measured", "recorded", "kvepp", "prompt of 1k to 4k tokens"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -142,7 +141,7 @@ func checkText(t *testing.T, run func(string) string, page string) {
 	}
 	html, err := os.ReadFile(page)
 	if err != nil || strings.Count(string(html), "<svg") != 4 ||
-		!strings.Contains(string(html), "unknown_endpoint 1") || strings.Contains(string(html), "%!") {
+		!strings.Contains(string(html), "not_sampled 1") || strings.Contains(string(html), "%!") {
 		t.Errorf("%v\n%s", err, html)
 	}
 }
@@ -150,7 +149,7 @@ func checkText(t *testing.T, run func(string) string, page string) {
 // TestKinds: the means of a kind are of what completed on each side, although a replay may refuse requests, and may
 // find another part of a prompt repeated; a response in one piece counts with its whole time.
 func TestKinds(t *testing.T) {
-	b := newBeside([]Setting{{Name: "recorded"}, {Name: "kvepp"}}, &replay.Recording{}, &replay.Shadow{}, "")
+	b := newBeside([]Setting{{Name: "recorded"}, {Name: "kvepp"}}, &replay.Recording{})
 	decision := func(outcome replay.Outcome, possible int, ttft, took time.Duration) *replay.Decision {
 		return &replay.Decision{Outcome: outcome, Possible: possible, TTFT: ttft, E2E: took,
 			Request: &replay.Request{Prompt: 100, Output: 2, Served: &replay.Served{TTFT: ttft, Took: took}}}

@@ -54,7 +54,6 @@ type Config struct {
 	speeds                   []float64
 	ttft, tpot               time.Duration
 	recording                *replay.Recording // nil: no setting needs it
-	shadow                   replay.Shadow     // what recording says of it
 }
 
 // Setting is a line of the table.
@@ -203,12 +202,12 @@ func (c *Config) Run(ctx context.Context, settings []Setting, stdout, stderr io.
 	repeats := func(s Setting) bool { return s.Config.Policy == replay.Recorded }
 	var beside *beside
 	if slices.ContainsFunc(settings, repeats) {
-		engines, err := c.readRecording(ctx, settings, stderr)
-		if err != nil {
+		if c.recording, err = c.readRecording(ctx, settings); err != nil {
 			return err
 		}
+		fmt.Fprint(stderr, c.recording.Engines)
 		if c.Reports() {
-			beside = newBeside(settings, c.recording, &c.shadow, engines)
+			beside = newBeside(settings, c.recording)
 		}
 	}
 	for i, v := range settings {
@@ -245,7 +244,7 @@ func (c *Config) Run(ctx context.Context, settings []Setting, stdout, stderr io.
 }
 
 func (c *Config) replayOne(ctx context.Context, with *replay.Config, progress func(int)) (*replay.Report, error) {
-	next, closeFile := c.open(with.Engine.BlockSize, nil)
+	next, closeFile := c.open(with.Engine.BlockSize, replay.Shadow{})
 	defer closeFile()
 	if c.recording != nil {
 		next = c.recording.Replayed(next)
@@ -255,7 +254,7 @@ func (c *Config) replayOne(ctx context.Context, with *replay.Config, progress fu
 
 // open returns the requests of all files in the order of arrival, and what closes the file that is open then. shadow is
 // as in replay.ReaderOptions.
-func (c *Config) open(blockSize int, shadow *replay.Shadow) (next func() (*replay.Request, error), closeFile func()) {
+func (c *Config) open(blockSize int, shadow replay.Shadow) (next func() (*replay.Request, error), closeFile func()) {
 	var reader *replay.Reader
 	var file io.Closer
 	closeFile = func() {

@@ -19,9 +19,6 @@ type Config struct {
 	MaxBytes int64
 	Files    int
 
-	// Share is the part of the requests that kvepp in shadow mode reads: --shadow-share.
-	Share float64
-
 	plain bool // for tests: the hashes of KV events, without the key
 }
 

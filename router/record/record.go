@@ -48,16 +48,9 @@ type Request struct {
 	Hashes []kvblock.SequenceHash
 	// Prefill is the worker that computed the prompt, and Decode the one that generated the response.
 	Prefill, Decode Worker
-	Shadow          *Shadow // nil: kvepp chose these
-}
-
-// Shadow compares, for a request that another picker routed, its choice with kvepp's. Unjudged says why kvepp could not
-// compare them; then the other fields are not written.
-type Shadow struct {
-	Chosen                     Worker // by kvepp
-	ChosenCached, ServedCached int    // prompt tokens that the two workers had, according to the index
-	Unjudged                   string
-	Avoided                    string // why kvepp would not have used the worker: ejected or overloaded; "": it might
+	// Of a request that another picker routed: why kvepp could not compare the choices, or why it would have avoided
+	// the worker, ejected or overloaded; both empty: it could, and would not.
+	Unjudged, Avoided string
 }
 
 // Worker is a worker as Dynamo names it.
@@ -222,7 +215,7 @@ func (r *Recorder) Unjudged(reason string) {
 		return
 	}
 	select {
-	case r.queue <- &Request{Ended: time.Now(), Shadow: &Shadow{Unjudged: reason}}:
+	case r.queue <- &Request{Ended: time.Now(), Unjudged: reason}:
 	default:
 		r.Counts.Dropped.Add(1)
 	}
@@ -363,9 +356,9 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 		return strconv.AppendFloat(b, float64(d.Microseconds())/1e3, 'f', -1, 64)
 	}
 	if q.BlockSize == 0 {
-		b = fmt.Appendf(b, `{"event":{"schema":"%s","event_type":"kvepp_unjudged","event_time_unix_ms":%d,`+
-			`"event_source":"kvepp","request":{`, Schema, q.Ended.UnixMilli())
-		return append(r.shadow(b, q.Shadow), "}}}\n"...)
+		return fmt.Appendf(b, `{"event":{"schema":"%s","event_type":"kvepp_unjudged","event_time_unix_ms":%d,`+
+			`"event_source":"kvepp","request":{"shadow":{"unjudged":"%s"}}}}`+"\n",
+			Schema, q.Ended.UnixMilli(), q.Unjudged)
 	}
 	model, _ := json.Marshal(q.Model) // a string is always JSON
 	b = fmt.Appendf(b, `{"event":{"schema":"%s","event_type":"request_end","event_time_unix_ms":%d,`+
@@ -384,8 +377,8 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 	b = ms(b, `"total_time_ms":`, q.Ended.Sub(q.Received))
 	b = fmt.Appendf(b, `,"worker":{"prefill_worker_id":%d,"prefill_dp_rank":%d,"decode_worker_id":%d,`+
 		`"decode_dp_rank":%d},`, q.Prefill.ID, q.Prefill.Rank, q.Decode.ID, q.Decode.Rank)
-	if q.Shadow != nil {
-		b = append(r.shadow(b, q.Shadow), ',')
+	if q.Unjudged != "" || q.Avoided != "" {
+		b = fmt.Appendf(b, `"shadow":{"unjudged":"%s","avoided":"%s"},`, q.Unjudged, q.Avoided)
 	}
 	b = fmt.Appendf(b, `"replay":{"trace_block_size":%d,"input_length":%d,"input_sequence_hashes":[`,
 		q.BlockSize, q.Prompt)
@@ -396,23 +389,6 @@ func (r *Recorder) format(b []byte, q *Request) []byte {
 		b = strconv.AppendUint(b, r.hide(h), 10)
 	}
 	return append(b, "]}}}}\n"...)
-}
-
-// shadow appends what kvepp in shadow mode says of a request.
-func (r *Recorder) shadow(b []byte, s *Shadow) []byte {
-	b = append(b, `"shadow":{`...)
-	if share := r.config.Share; share > 0 && share < 1 {
-		b = fmt.Appendf(b, `"share":%v,`, share)
-	}
-	if s.Unjudged != "" {
-		return fmt.Appendf(b, `"unjudged":"%s"}`, s.Unjudged)
-	}
-	b = fmt.Appendf(b, `"chosen":%d,"chosen_dp_rank":%d,"chosen_cached_tokens":%d,"served_cached_tokens":%d`,
-		s.Chosen.ID, s.Chosen.Rank, s.ChosenCached, s.ServedCached)
-	if s.Avoided != "" {
-		b = fmt.Appendf(b, `,"served_would_not":"%s"`, s.Avoided)
-	}
-	return append(b, '}')
 }
 
 // hide returns the keyed hash of a sequence hash: the first 8 bytes of SHA-256 over the key and the hash. Both have a

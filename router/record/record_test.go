@@ -79,13 +79,11 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestShadowLine: in shadow a line has both choices, or why they cannot be compared.
+// TestShadowLine: in shadow a line says why kvepp would have avoided the worker, or could not compare the choices.
 func TestShadowLine(t *testing.T) {
-	r, _ := opened(t, Config{plain: true, Share: 0.5})
+	r, _ := opened(t, Config{plain: true})
 	judged, unjudged := request(1), request(1)
-	judged.Shadow = &Shadow{Chosen: Worker{18446744073709551615, 2}, ChosenCached: 8, ServedCached: 4,
-		Avoided: "ejected"}
-	unjudged.Shadow = &Shadow{Unjudged: "several_workers"}
+	judged.Avoided, unjudged.Unjudged = "ejected", "several_workers"
 	r.Add(judged)
 	r.Add(unjudged)
 	r.Unjudged("no_address")
@@ -94,10 +92,9 @@ func TestShadowLine(t *testing.T) {
 		t.Errorf("%d requests are written, want 2", n)
 	}
 	got := content(t, r.config.Path)
-	for _, want := range []string{`"decode_dp_rank":0},"shadow":{"share":0.5,"chosen":18446744073709551615,` +
-		`"chosen_dp_rank":2,"chosen_cached_tokens":8,"served_cached_tokens":4,"served_would_not":"ejected"},"replay":{`,
-		`},"shadow":{"share":0.5,"unjudged":"several_workers"},"replay":{`,
-		`"event_type":"kvepp_unjudged",`, `"request":{"shadow":{"share":0.5,"unjudged":"no_address"}}}}` + "\n"} {
+	for _, want := range []string{`"decode_dp_rank":0},"shadow":{"unjudged":"","avoided":"ejected"},"replay":{`,
+		`},"shadow":{"unjudged":"several_workers","avoided":""},"replay":{`,
+		`"event_type":"kvepp_unjudged",`, `"request":{"shadow":{"unjudged":"no_address"}}}}` + "\n"} {
 		if strings.Count(got, want) != 1 {
 			t.Errorf("%s\nhas not %s", got, want)
 		}
