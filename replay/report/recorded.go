@@ -14,7 +14,8 @@ func (c *Config) readRecording(ctx context.Context, settings []Setting) (*replay
 		c.format = string(replay.Kvepp)
 	}
 	if c.format != string(replay.Kvepp) && c.format != string(replay.Dynamo) {
-		return nil, fmt.Errorf("--format %s: only the formats kvepp and dynamo say what a recording did", c.format)
+		return nil, fmt.Errorf("--format %s: what a recording did is only known in the format kvepp or dynamo",
+			c.format)
 	}
 	blockSize := 0
 	if c.flags.Changed("block-size") || c.endpoints != "" {
