@@ -127,6 +127,7 @@ type Endpoint struct {
 	consecutive int // failures since the last complete response
 	// responses that broke off, while it is unknown whether the client or the endpoint did it
 	unexplained int
+	suspected   bool // what the view says of suspect
 	buckets     [window]bucket
 
 	ejected   bool
@@ -208,7 +209,7 @@ func (v *View) Of(w kvblock.Worker, now time.Time) Standing {
 func (t *Tracker) publish() {
 	var next *View
 	for _, e := range t.byName {
-		if !e.ejected && !e.cordoned() && !t.suspect(e) {
+		if e.suspected = t.suspect(e); !e.ejected && !e.cordoned() && !e.suspected {
 			continue
 		}
 		if next == nil {
@@ -345,6 +346,7 @@ func (t *Tracker) Succeeded(e *Endpoint, trial uint64) {
 	now := time.Now()
 	e.count(now, false)
 	e.consecutive = 0
+	t.review(e)
 	if trial != 0 {
 		t.works(e, trial)
 	}
@@ -360,6 +362,13 @@ func (t *Tracker) suspect(e *Endpoint) bool {
 	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
 }
 
+// review publishes whether e is suspect, if that has changed. The caller holds t.mu.
+func (t *Tracker) review(e *Endpoint) {
+	if t.suspect(e) != e.suspected {
+		t.publish()
+	}
+}
+
 // BrokenOff notes a response that broke off. A call of Explained must follow once it is known who broke it off.
 func (t *Tracker) BrokenOff(e *Endpoint) { t.changeUnexplained(e, 1) }
 
@@ -372,10 +381,8 @@ func (t *Tracker) changeUnexplained(e *Endpoint, by int) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := t.suspect(e)
-	if e.unexplained = max(e.unexplained+by, 0); t.suspect(e) != was {
-		t.publish()
-	}
+	e.unexplained = max(e.unexplained+by, 0)
+	t.review(e)
 }
 
 // Failed notes a failure of a request.
@@ -411,6 +418,7 @@ func (t *Tracker) failed(e *Endpoint, trial uint64, cause Cause) (read *kvblock.
 	case e.aboveShare(now, t.cfg.FailurePercent) && t.mayEjectForShare(e):
 		t.eject(e, FailureShare, now)
 	}
+	t.review(e)
 	first := e.workers[0]
 	return &first
 }

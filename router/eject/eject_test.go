@@ -99,6 +99,31 @@ func TestFailuresInARow(t *testing.T) {
 	})
 }
 
+// TestSuspect: an endpoint gets no requests while unexplained responses may be the failures that eject it, and gets
+// them again as soon as they cannot be, in whatever order responses end and are explained.
+func TestSuspect(t *testing.T) {
+	h := newHouse(t, 1, nil)
+	e := h.Of(0)
+	h.fail(0, 2)
+	h.BrokenOff(e)
+	h.want(0, Ejected)
+	h.succeed(0, 1) // a request of before the failures
+	h.want(0, In)
+	h.Explained(e)
+	h.want(0, In)
+
+	h.BrokenOff(e)
+	h.fail(0, 1)
+	h.want(0, In)
+	h.fail(0, 1)
+	h.want(0, Ejected)
+	h.Explained(e) // by the client
+	h.want(0, In)
+	if len(h.causes) != 0 {
+		t.Errorf("ejected: %v", h.causes)
+	}
+}
+
 // TestTrial: after the ejection time, one request at a time is a trial. The time doubles with each failed trial, up to
 // a minute.
 func TestTrial(t *testing.T) {
