@@ -100,7 +100,7 @@ func TestFailuresInARow(t *testing.T) {
 }
 
 // TestSuspect: an endpoint gets no requests while unexplained responses may be the failures that eject it, and gets
-// them again as soon as they cannot be, in whatever order responses end and are explained.
+// them again as soon as they cannot be, in any order in which responses end and are explained.
 func TestSuspect(t *testing.T) {
 	h := newHouse(t, 1, nil)
 	e := h.Of(0)

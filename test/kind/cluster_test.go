@@ -59,18 +59,24 @@ func newNamespace(t *testing.T, name string) *namespace {
 	return n
 }
 
-// run runs a client program of the cluster and returns its output. The error contains its standard error.
+// run runs a client program of the cluster and returns its output. The error contains its standard error. If the API
+// server of a busy machine takes no connection in ten seconds, run tries again, eleven times.
 func (n *namespace) run(stdin, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, append([]string{"--namespace", n.name}, args...)...)
-	var stderr bytes.Buffer
-	cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		err = fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, &stderr)
+	for tries := 1; ; tries++ {
+		cmd := exec.CommandContext(ctx, program, append([]string{"--namespace", n.name}, args...)...)
+		var stderr bytes.Buffer
+		cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &stderr
+		out, err := cmd.Output()
+		if err != nil && tries < 12 && strings.Contains(stderr.String(), "TLS handshake timeout") {
+			continue
+		}
+		if err != nil {
+			err = fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, &stderr)
+		}
+		return strings.TrimSpace(string(out)), err
 	}
-	return strings.TrimSpace(string(out)), err
 }
 
 func (n *namespace) kubectl(args ...string) string {
