@@ -68,14 +68,14 @@ check: libzmq ## formatting, vet, staticcheck, errorlint, the rules of internal/
 unit: libzmq ## the fast unit tests: no Envoy, no Dynamo, no root (for cmd/kvepp: go test -short ./cmd/kvepp)
 	go test -short -vet=off -timeout $(TIMEOUT) $$(go list ./... | grep -Ev '$(REAL_PARTS)|^kvepp/(cmd/kvepp|internal/lint)$$')
 
-# Two lanes at once: one computes, the other mostly waits for programs.
+# Three lanes at once: one computes, the others mostly wait for programs.
 test: ## unit tests, with the race detector where goroutines are, and end-to-end tests with real Envoy and Dynamo
 	@$(INSTALL) shells || echo "going on without zsh and fish: their part of TestCompletion will be skipped"
 	@$(INSTALL) chromium || echo "going on without chromium: TestPage of cmd/kvepp will be skipped"
-	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j2 test-packages test-programs
+	@$(INSTALL) tools >/dev/null && $(MAKE) --no-print-directory build && $(MAKE) --no-print-directory -j3 test-packages test-command test-programs
 
 test-packages:
-	@$(TIMED) "test: sequential and long unit tests" $(QUICK) -p 3 $(LONG) $(SEQUENTIAL)
+	@$(TIMED) "test: sequential and long unit tests" $(QUICK) -p 3 $(filter-out ./cmd/kvepp,$(LONG)) $(SEQUENTIAL)
 	@$(TIMED) "test: invariants of the index" $(QUICK) -tags invariants -run Oracle ./indexer
 	@$(TIMED) "test: memory" $(QUICK) -run '$(NO_RACE)' ./pool ./router ./router/queue ./scoring ./serve/api ./zmqsub
 	@$(TIMED) "test: race detector, short" $(QUICK) -race -short -skip '$(NO_RACE)' $(filter-out ./prompt/bpe,$(LONG))
@@ -84,6 +84,9 @@ test-packages:
 	@$(TIMED) "test: race detector, replicas" $(QUICK) -race -run '$(REPLICAS_RACE)' ./scoring/replica
 	@$(TIMED) "test: race detector" $(QUICK) -race -skip '$(NO_RACE)' $$(go list ./... | sed 's|^kvepp|.|' | grep -Ev '$(REAL_PARTS)' | grep -Fvx $(SEQUENTIAL:%=-e %) $(LONG:%=-e %) -e ./internal/lint -e ./scoring/replica)
 	@$(call ORACLES,llama2 claude) $(TIMED) "test: parity, short" go test -v -short -count=1 -timeout $(TIMEOUT) ./test/parity
+
+test-command:
+	@$(TIMED) "test: cmd/kvepp" $(QUICK) ./cmd/kvepp
 
 test-programs:
 	@export KVEPP_TOOLS="$(TOOLS)" KVEPP_IMAGE_ENVOY="$$($(INSTALL) envoy)" KVEPP_MANIFEST_TOOLS="$$($(INSTALL) manifests)"; \
@@ -213,4 +216,4 @@ pictures: ## takes the pictures of kvepp's page for docs/pictures: make run's pr
 libzmq:
 	@$(INSTALL) libzmq
 
-.PHONY: help build image release test-release run check unit test test-packages test-programs test-long long-computing long-cluster long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio e2e-aigw bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-queue bench-replicas quality replay-table replay-real replay-charts pictures libzmq
+.PHONY: help build image release test-release run check unit test test-packages test-command test-programs test-long long-computing long-cluster long-waiting parity events storm test-vllm test-kube test-image kind-offline kind-offline-down e2e-kind e2e-istio e2e-aigw bench bench-go bench-index bench-events bench-tokenizers bench-path bench-page bench-queue bench-replicas quality replay-table replay-real replay-charts pictures libzmq
