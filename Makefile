@@ -24,7 +24,7 @@ NO_RACE := ^Test(Memory|LargestEndpointsFile$$|EndpointsFileBombs$$|RecordsAreBo
 # The tests of scoring/replica that the race detector runs. The others fill sockets, for which it is too slow.
 REPLICAS_RACE := ^Test(Histories|Nodes|Strangers|Nonsense|EarlierVersions)$$
 # How long `make events` kills publishers and drops messages.
-SOAK := 2m
+SOAK := 1m
 # How long `make test-long` plays random histories of replicas (before a release: 5m).
 HISTORIES := 60s
 # Prints what a part took, and keeps it for the table of .ci/run.
@@ -119,7 +119,7 @@ parity: build ## compares tokens of real models, folders of every class, chat te
 	@$(if $(ENGINE),exit 0;) tools=$(TOOLS) && models=$$(test/tools/models.sh llama3_1 qwen3 deepseek_v3 gemma3) && \
 	KVEPP_TOOLS="$$tools" KVEPP_MODELS="$$models" go test -v -count=1 -timeout $(TIMEOUT) -run '^TestDynamoParity$$' ./e2e
 
-events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, which are killed and cut off for two minutes (SOAK=10m: for ten)
+events: build ## KV events from vLLM's, SGLang's and Dynamo's own publishers, which are killed and cut off for a minute (SOAK=10m: for ten)
 	@KVEPP_TOOLS="$(TOOLS)" KVEPP_ENGINES="$$($(INSTALL) engines)" KVEPP_ENGINE_VERSIONS="$$($(INSTALL) versions)" go test -v -count=1 -timeout 30m ./test/parity/events -skip '^TestVLLM$$' -soak $(SOAK)
 
 storm: build ## random requests through Envoy while all programs fail, and thousands at once (STORM: their number; SEED: others)

@@ -46,8 +46,8 @@ func (c *Config) readRecording(ctx context.Context, settings []Setting) (*replay
 	}
 	for _, w := range r.Workers {
 		if !slices.ContainsFunc(base.Own, func(o replay.Own) bool { return o.ID == w }) {
-			return nil, fmt.Errorf("no engine is the worker %v of the recording, which has %d: set --workers, or list "+
-				"it in --endpoints", w, len(r.Workers))
+			return nil, fmt.Errorf("no engine is worker %v of the recording, which has %d workers: set --workers, or "+
+				"list it in --endpoints", w, len(r.Workers))
 		}
 	}
 	if !c.flags.Changed("engine-speeds") {

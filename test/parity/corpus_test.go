@@ -80,17 +80,31 @@ func corpus(t *testing.T, nth int) []corpusTemplate {
 
 // asker is a running Python program that answers each line with a line of JSON.
 type asker struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	cmd        *exec.Cmd
+	in         io.WriteCloser
+	out        *bufio.Reader
+	complaints tail // Dynamo's frontend logs each request
 }
 
+// startAsker starts a program that ends with the test.
 func startAsker(t *testing.T, python string, args ...string) *asker {
+	t.Helper()
+	a := newAsker(t, python, args...)
+	t.Cleanup(func() {
+		a.in.Close()
+		if err := a.cmd.Wait(); err != nil {
+			t.Errorf("%v: %v\n%s", a.cmd.Args, err, a.complaints)
+		}
+	})
+	return a
+}
+
+// newAsker starts a program that ends with all tests.
+func newAsker(t *testing.T, python string, args ...string) *asker {
 	t.Helper()
 	a := &asker{cmd: exec.Command(python, args...)}
 	a.cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
-	var complaints tail // Dynamo's frontend logs each request
-	a.cmd.Stderr = &complaints
+	a.cmd.Stderr = &a.complaints
 	var err error
 	if a.in, err = a.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -103,12 +117,6 @@ func startAsker(t *testing.T, python string, args ...string) *asker {
 	if err := a.cmd.Start(); err != nil {
 		t.Fatalf("%v: %v", a.cmd.Args, err)
 	}
-	t.Cleanup(func() {
-		a.in.Close()
-		if err := a.cmd.Wait(); err != nil {
-			t.Errorf("%v: %v\n%s", a.cmd.Args, err, complaints)
-		}
-	})
 	return a
 }
 
@@ -139,7 +147,7 @@ func (a *asker) response(t *testing.T, into any) {
 		err = json.Unmarshal(line, into)
 	}
 	if err != nil {
-		t.Fatalf("%v: %v", a.cmd.Args, err)
+		t.Fatalf("%v: %v\n%s", a.cmd.Args, err, a.complaints)
 	}
 }
 
@@ -204,7 +212,7 @@ func TestCorpus(t *testing.T) {
 				nth, latest := 1, version == all[len(all)-1]
 				switch {
 				case sampled():
-					nth = 11
+					nth = 23
 				case !latest:
 					nth = 6
 				}

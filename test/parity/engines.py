@@ -3,7 +3,8 @@ choice of a template's content format, and Transformers' rendering.
 
     engines.py vllm|sglang|trtllm SOURCES FOLDER
 
-SOURCES holds the engine's package, FOLDER a tokenizer. Reads a JSON line for each request,
+SOURCES holds the engine's package, FOLDER a tokenizer; a line {"folder": FOLDER} takes another one, without an answer. Reads a JSON
+line for each request,
 {"template": ..., "format": "auto", "defaults": {...} or null, "body": {...}} with vLLM's flags "exclude_tools": true and
 "effort_map": {...} if they are set, with SGLang's "reasoning_parser" if it has one and "gpt_oss": true for that model, and with "messages" or "responses": true if the
 body is for these APIs, and with "encoder" if the engine encodes the chat without a template: the tokenizer mode of vLLM, or the
@@ -766,10 +767,15 @@ def main(engine, sources, folder):
     from transformers import AutoTokenizer
 
     logging.disable(logging.CRITICAL)  # what goes wrong is in the answers
+    new = {"vllm": VLLM, "sglang": SGLang, "trtllm": TRTLLM}[engine]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    engine = {"vllm": VLLM, "sglang": SGLang, "trtllm": TRTLLM}[engine](sources, tokenizer)
+    engine = new(sources, tokenizer)
     for line in sys.stdin:
         asked = json.loads(line)
+        if "folder" in asked:  # requests leave their marks on an engine
+            tokenizer = AutoTokenizer.from_pretrained(asked["folder"])
+            engine = new(sources, tokenizer)
+            continue
         if "detect" in asked:
             answer = {"format": engine.detect(asked["detect"])}
         elif "cache" in asked:

@@ -1,16 +1,15 @@
 package parity
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"flag"
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"kvepp/kvblock"
@@ -27,38 +26,41 @@ type rendered struct {
 	Error string
 }
 
-// engineResults runs engines.py over questions, with the code of an engine's version, and returns a response each.
+// engineProgram is a running engines.py with the code of an engine's version. All tests share it, because its imports
+// take seconds. It ends with the tests, at the end of its input.
+type engineProgram struct {
+	mu    sync.Mutex // of the test that asks
+	asker *asker     // nil: it does not run
+}
+
+var enginePrograms sync.Map // from Python's path and engine to *engineProgram
+
+// engineResults asks engines.py questions, with the code of an engine's version, and returns a response each.
 func engineResults[T any](t *testing.T, engine prompt.Engine, version, folder string, questions []any) []T {
 	t.Helper()
 	python, sources := oracle(t, engine, version)
-	var input bytes.Buffer
-	for _, q := range questions {
+	shared, _ := enginePrograms.LoadOrStore(python+" "+string(engine), new(engineProgram))
+	p := shared.(*engineProgram)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	running := p.asker
+	if p.asker = nil; running == nil {
+		running = newAsker(t, python, "engines.py", string(engine), sources, folder)
+	}
+	var lines []string
+	for _, q := range append([]any{map[string]string{"folder": folder}}, questions...) {
 		line, err := json.Marshal(q)
 		if err != nil {
 			t.Fatal(err)
 		}
-		input.Write(append(line, '\n'))
+		lines = append(lines, string(line))
 	}
-	cmd := exec.Command(python, "engines.py", string(engine), sources, folder)
-	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
-	cmd.Stdin, cmd.Stderr = &input, os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %v", cmd.Args, err)
+	running.send(lines)
+	responses := make([]T, len(questions))
+	for i := range responses {
+		running.response(t, &responses[i])
 	}
-	var responses []T
-	lines := bufio.NewScanner(bytes.NewReader(out))
-	lines.Buffer(nil, 1<<26)
-	for lines.Scan() {
-		var a T
-		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
-			t.Fatal(err)
-		}
-		responses = append(responses, a)
-	}
-	if len(responses) != len(questions) {
-		t.Fatalf("%d answers to %d questions", len(responses), len(questions))
-	}
+	p.asker = running // after a failure another one starts: this one may have unread responses
 	return responses
 }
 

@@ -45,7 +45,7 @@ func oracle(t *testing.T, engine prompt.Engine, version string) (python, sources
 
 // full is for a release, and for who changes what the tests compare.
 var full = flag.Bool("full", false, "compare with all versions of the engines, not only the oldest and the latest; "+
-	"all templates and folders, not an eleventh of them; and many times as many texts")
+	"all templates and folders, not every 23rd of them; and many times as many texts")
 
 // sampled reports whether the tests compare only a part: neither -full nor a choice of what to compare is given.
 func sampled() bool {

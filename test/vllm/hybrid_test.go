@@ -129,15 +129,16 @@ const (
 	hybridLongest  = 1500
 )
 
-// allHybrids is for a release, and for who changes how kvepp follows such models.
-var allHybrids = flag.Bool("full", false, "all hybrid models, not only one with each kind of layers")
+// release is for a release, and for who changes how kvepp follows such models.
+var release = flag.Bool("full", false, "all hybrid models, not only one with each kind of layers; and 1,000 requests "+
+	"of conversations, not 400")
 
 // TestHybrids: kvepp predicts what vLLM reuses for hybrid models, whose layers evict what they keep on their own.
 func TestHybrids(t *testing.T) {
 	folder := strings.Fields(environment(t, "KVEPP_MODELS"))[0]
 	began := time.Now()
 	hybrids := hybrids
-	if !*allHybrids {
+	if !*release {
 		hybrids = slices.DeleteFunc(slices.Clone(hybrids), func(h hybrid) bool { return h.release })
 	}
 	var configs []stack.VLLMConfig
