@@ -105,9 +105,10 @@ long-computing:
 	@$(call LONG_PARTS,parity)
 	@$(TIMED) "test-long: fuzzing" test/fuzz.sh
 	@$(TIMED) "test-long: histories of replicas" go test ./scoring/replica -run TestHistories -histories $(HISTORIES)
+	@$(call LONG_PARTS,storm)
 
 long-cluster:
-	@$(call LONG_PARTS,$(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) test-kube test-image storm)
+	@$(call LONG_PARTS,$(if $(KUBECONFIG),e2e-kind,kind-offline e2e-kind kind-offline-down) test-kube test-image)
 
 long-waiting:
 	@$(call LONG_PARTS,test-vllm events)
