@@ -154,7 +154,8 @@ func TestDrain(t *testing.T) {
 	if at < 0 {
 		t.Fatalf("the session is at %q", target)
 	}
-	known := "The engine knows this prompt. " + strings.Repeat("It is a long one. ", 30)
+	// It takes a quarter of a second to compute, which is more than the noise in what kvepp learns of the engines' speed.
+	known := "The engine knows this prompt. " + strings.Repeat("It is a long one. ", 400)
 	streams := []*longStream{startStream(t, s, known, http.Header{"X-Dynamo-Session-Id": {"conversation"}})}
 	for i := range 5 {
 		streams = append(streams, startStream(t, s, fmt.Sprintf("Story %d. %s", i, strings.Repeat("Go on. ", 40)), nil))
@@ -240,6 +241,13 @@ func TestDrain(t *testing.T) {
 		t.Error("kvepp workers does not show it")
 	}
 	o.run("uncordon", target)
+	eventually(t, func() error { // kvepp has connected again, if the engine was stopped for long
+		has := metric(t, s, `kvepp_worker_blocks{dp_rank="0",worker="`+target+`"}`)
+		if fmt.Sprint(has) != strings.TrimSpace(blocks) {
+			return fmt.Errorf("kvepp knows %v of the %s blocks of %s", has, blocks, target)
+		}
+		return nil
+	})
 	eventually(t, func() error { // wait for Envoy's own health checks
 		a, err := stack.Post(
 			t.Context(),
