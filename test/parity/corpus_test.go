@@ -140,9 +140,24 @@ func (a *asker) send(lines []string) {
 	}()
 }
 
+// ask sends one question and returns the response, a line without its newline.
+func (a *asker) ask(question any) ([]byte, error) {
+	line, err := json.Marshal(question)
+	if err != nil {
+		return nil, err
+	}
+	a.send([]string{string(line)})
+	return a.line()
+}
+
+func (a *asker) line() ([]byte, error) {
+	line, err := a.out.ReadBytes('\n')
+	return bytes.TrimSpace(line), err
+}
+
 func (a *asker) response(t *testing.T, into any) {
 	t.Helper()
-	line, err := a.out.ReadBytes('\n')
+	line, err := a.line()
 	if err == nil {
 		err = json.Unmarshal(line, into)
 	}

@@ -763,20 +763,18 @@ class TRTLLM:
         return call
 
 
-def main(engine, sources, folder):
+def main(engine, sources):
     from transformers import AutoTokenizer
 
     logging.disable(logging.CRITICAL)  # what goes wrong is in the answers
     new = {"vllm": VLLM, "sglang": SGLang, "trtllm": TRTLLM}[engine]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    engine = new(sources, tokenizer)
     for line in sys.stdin:
         asked = json.loads(line)
-        if "folder" in asked:  # requests leave their marks on an engine
+        if "folder" in asked:  # a new engine each time, because requests leave their marks on one
             tokenizer = AutoTokenizer.from_pretrained(asked["folder"])
             engine = new(sources, tokenizer)
-            continue
-        if "detect" in asked:
+            answer = {}
+        elif "detect" in asked:
             answer = {"format": engine.detect(asked["detect"])}
         elif "cache" in asked:
             try:

@@ -45,7 +45,7 @@ func engineResults[T any](t *testing.T, engine prompt.Engine, version, folder st
 	defer p.mu.Unlock()
 	running := p.asker
 	if p.asker = nil; running == nil {
-		running = newAsker(t, python, "engines.py", string(engine), sources, folder)
+		running = newAsker(t, python, "engines.py", string(engine), sources)
 	}
 	var lines []string
 	for _, q := range append([]any{map[string]string{"folder": folder}}, questions...) {
@@ -56,9 +56,13 @@ func engineResults[T any](t *testing.T, engine prompt.Engine, version, folder st
 		lines = append(lines, string(line))
 	}
 	running.send(lines)
+	running.response(t, new(struct{})) // of the folder
 	responses := make([]T, len(questions))
 	for i := range responses {
 		running.response(t, &responses[i])
+	}
+	if n := running.out.Buffered(); n > 0 {
+		t.Fatalf("engines.py has written %d bytes more than it was asked for", n)
 	}
 	p.asker = running // after a failure another one starts: this one may have unread responses
 	return responses

@@ -1,7 +1,6 @@
 package parity
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"io"
@@ -9,11 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,54 +19,6 @@ import (
 	"kvepp/prompt/body"
 	"kvepp/prompt/remote"
 )
-
-// conversation is a running engines.py.
-type conversation struct {
-	mu  sync.Mutex
-	in  io.Writer
-	out *bufio.Reader
-}
-
-func converse(t *testing.T, engine prompt.Engine, folder string) *conversation {
-	t.Helper()
-	python, sources := oracle(t, engine, "")
-	cmd := exec.Command(python, "engines.py", string(engine), sources, folder)
-	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &conversation{in: in, out: bufio.NewReader(out)}
-}
-
-// ask returns the response to a question, as a line without its newline.
-func (c *conversation) ask(question any) ([]byte, error) {
-	line, err := json.Marshal(question)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, err := c.in.Write(append(line, '\n')); err != nil {
-		return nil, err
-	}
-	response, err := c.out.ReadBytes('\n')
-	return bytes.TrimSpace(response), err
-}
 
 // TestRemote sends requests through prompt/remote to a server that answers with the engines' own request and
 // response classes. It compares the ids with those of the engines' own code for the same requests.
@@ -101,7 +50,11 @@ func TestRemote(t *testing.T) {
 	}{{"vllm render", prompt.VLLM, true}, {"vllm tokenize", prompt.VLLM, false},
 		{"sglang", prompt.SGLang, false}} {
 		t.Run(c.name, func(t *testing.T) {
-			python := converse(t, c.engine, folder)
+			interpreter, sources := oracle(t, c.engine, "")
+			python := startAsker(t, interpreter, "engines.py", string(c.engine), sources)
+			if _, err := python.ask(map[string]string{"folder": folder}); err != nil {
+				t.Fatal(err)
+			}
 			var template string
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				endpoint := "tokenize"
