@@ -154,7 +154,7 @@ func TestDrain(t *testing.T) {
 	if at < 0 {
 		t.Fatalf("the session is at %q", target)
 	}
-	// It takes a quarter of a second to compute, which is more than the noise in what kvepp learns of the engines' speed.
+	// It takes a quarter of a second to compute: more than the noise in what kvepp learns of the engines' speed.
 	known := "The engine knows this prompt. " + strings.Repeat("It is a long one. ", 400)
 	streams := []*longStream{startStream(t, s, known, http.Header{"X-Dynamo-Session-Id": {"conversation"}})}
 	for i := range 5 {

@@ -3,9 +3,11 @@ package boundedfile
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,11 +37,11 @@ func (f *Watched) Watch(ctx context.Context) error {
 	// Watch the directory, because a rename over the file replaces the inode that a watch of the file holds.
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("cannot watch files: %w", err)
+		return fmt.Errorf("cannot watch files: %w", withLimit(err))
 	}
 	if err := watcher.Add(filepath.Dir(f.Path)); err != nil {
 		watcher.Close()
-		return fmt.Errorf("cannot watch the folder of %s: %w", f.Path, err)
+		return fmt.Errorf("cannot watch the folder of %s: %w", f.Path, withLimit(err))
 	}
 	last, err := f.read(nil)
 	if err != nil {
@@ -87,6 +89,18 @@ func (f *Watched) Watch(ctx context.Context) error {
 		}
 	}()
 	return nil
+}
+
+// withLimit adds the limit of the machine that an error of the kernel means and does not name.
+func withLimit(err error) error {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		return fmt.Errorf("%w; raise the machine's fs.inotify.max_user_instances, which programs of a user share, or "+
+			"this process's limit of open files", err)
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w; raise the machine's fs.inotify.max_user_watches, which programs of a user share", err)
+	}
+	return err
 }
 
 // read reads the file, and uses its text unless it is last.

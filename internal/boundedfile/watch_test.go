@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -177,5 +178,22 @@ func TestHugeFile(t *testing.T) {
 	}
 	if _, err := Read(file, 100); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Error(err)
+	}
+}
+
+// TestMachineLimit lets this process open no more files, which the kernel reports like too many inotify instances.
+func TestMachineLimit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "endpoints.yaml")
+	var limit syscall.Rlimit
+	if err := errors.Join(os.WriteFile(path, []byte("x"), 0o600), syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit),
+		syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: limit.Max})); err != nil {
+		t.Fatal(err)
+	}
+	err := new(watchedFile).start(t, path)
+	if restored := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); restored != nil {
+		t.Fatal(restored)
+	}
+	if err == nil || !strings.Contains(err.Error(), "fs.inotify.max_user_instances") {
+		t.Errorf("%v", err)
 	}
 }
