@@ -63,6 +63,14 @@ func (e *engine) subscribed() bool {
 	return err == nil && len(frame) > 0 && frame[0] == 1
 }
 
+// unsubscribed reports whether the subscriber has left. Wait for it before the end of a test: if a publisher closes
+// while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442). Without subscribed before, the
+// subscriber may leave before the publisher has heard of it, and then this never comes.
+func (e *engine) unsubscribed() bool {
+	frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
+	return err == nil && len(frame) > 0 && frame[0] == 0
+}
+
 func (e *engine) address() string { return fmt.Sprintf("tcp://127.0.0.1:%d", e.port) }
 
 // publish sends a batch of events, with the next number.
@@ -287,11 +295,7 @@ func TestAddressChanges(t *testing.T) {
 	if h.match(4, 1, 2, 3, 4) != 0 {
 		t.Error("events of the old address still count")
 	}
-	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
-	eventually(t, "the subscriber gone", func() bool {
-		frame, err := old.socket.RecvBytes(zmq.DONTWAIT)
-		return err == nil && len(frame) > 0 && frame[0] == 0
-	})
+	eventually(t, "the subscriber gone", old.unsubscribed)
 }
 
 // forgetful makes the index forget workers that leave, as kvepp does.
@@ -573,15 +577,12 @@ func TestWorkerLeftEndsEvents(t *testing.T) {
 	e := newEngine(t, 0)
 	h.update(e, 4)
 	h.connected(1)
+	eventually(t, "the subscription at the publisher", e.subscribed)
 	h.pool.Update(nil)
 	if on, off := h.Subscriptions(); on != 0 || off != 0 {
 		t.Errorf("%d connected and %d connecting after the worker left", on, off)
 	}
-	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
-	eventually(t, "the subscriber gone", func() bool {
-		frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
-		return err == nil && len(frame) > 0 && frame[0] == 0
-	})
+	eventually(t, "the subscriber gone", e.unsubscribed)
 	before := h.count("batch", "received")
 	for range 100 {
 		e.publish(0)
@@ -647,11 +648,7 @@ func TestAdapterCalls(t *testing.T) {
 	if got := <-told; got != "" || len(told) != 0 {
 		t.Errorf("adapter %q after the worker left, %d more calls", got, len(told))
 	}
-	// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
-	eventually(t, "the subscriber gone", func() bool {
-		frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
-		return err == nil && len(frame) > 0 && frame[0] == 0
-	})
+	eventually(t, "the subscriber gone", e.unsubscribed)
 }
 
 // Config.Connection is called when an event socket closes and opens again, the engine's own or that of the event plane.
@@ -694,12 +691,9 @@ func TestConnectionCalls(t *testing.T) {
 			want(false)
 			e = newEngine(t, e.port)
 			want(true)
+			eventually(t, "the new subscription at the publisher", e.subscribed)
 			h.pool.Update(nil)
-			// If a publisher closes while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442).
-			eventually(t, "the subscriber gone", func() bool {
-				frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
-				return err == nil && len(frame) > 0 && frame[0] == 0
-			})
+			eventually(t, "the subscriber gone", e.unsubscribed)
 			if len(calls) != 0 {
 				t.Errorf("%+v after the worker left", <-calls)
 			}
