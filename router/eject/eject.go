@@ -362,9 +362,9 @@ func (t *Tracker) suspect(e *Endpoint) bool {
 	return e.unexplained > 0 && e.consecutive+e.unexplained >= t.cfg.ConsecutiveFailures
 }
 
-// review publishes whether e is suspect, if that has changed. The caller holds t.mu.
+// review publishes whether e is suspect, if that has changed and e has not left the pool. The caller holds t.mu.
 func (t *Tracker) review(e *Endpoint) {
-	if t.suspect(e) != e.suspected {
+	if len(e.workers) > 0 && t.suspect(e) != e.suspected {
 		t.publish()
 	}
 }
