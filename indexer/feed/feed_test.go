@@ -57,18 +57,16 @@ func newEngine(t *testing.T, port int) *engine {
 	return e
 }
 
-// subscribed reports whether a subscription has arrived since the last call.
-func (e *engine) subscribed() bool {
-	frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
-	return err == nil && len(frame) > 0 && frame[0] == 1
-}
+// subscribed and unsubscribed report whether the publisher has heard of a subscription, or of its end, since the last
+// call. Wait for the end before a test ends: if a publisher closes while it sends to a subscriber that leaves, libzmq
+// may abort (zeromq/libzmq#3442). Wait for the subscription before that: without it the end may never come.
+func (e *engine) subscribed() bool   { return e.hears(1) }
+func (e *engine) unsubscribed() bool { return e.hears(0) }
 
-// unsubscribed reports whether the subscriber has left. Wait for it before the end of a test: if a publisher closes
-// while it sends to a subscriber that leaves, libzmq may abort (zeromq/libzmq#3442). Without subscribed before, the
-// subscriber may leave before the publisher has heard of it, and then this never comes.
-func (e *engine) unsubscribed() bool {
+// hears reports whether a next frame has come to the publisher, and begins with a byte.
+func (e *engine) hears(begin byte) bool {
 	frame, err := e.socket.RecvBytes(zmq.DONTWAIT)
-	return err == nil && len(frame) > 0 && frame[0] == 0
+	return err == nil && len(frame) > 0 && frame[0] == begin
 }
 
 func (e *engine) address() string { return fmt.Sprintf("tcp://127.0.0.1:%d", e.port) }
