@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"kvepp/kvblock"
@@ -83,7 +84,8 @@ type asker struct {
 	cmd        *exec.Cmd
 	in         io.WriteCloser
 	out        *bufio.Reader
-	complaints tail // Dynamo's frontend logs each request
+	complaints tail       // Dynamo's frontend logs each request
+	asking     sync.Mutex // held from a question of ask to its response
 }
 
 // startAsker starts a program that ends with the test.
@@ -140,12 +142,14 @@ func (a *asker) send(lines []string) {
 	}()
 }
 
-// ask sends one question and returns the response, a line without its newline.
+// ask sends one question and returns the response, a line without its newline. It is safe for concurrent use.
 func (a *asker) ask(question any) ([]byte, error) {
 	line, err := json.Marshal(question)
 	if err != nil {
 		return nil, err
 	}
+	a.asking.Lock()
+	defer a.asking.Unlock()
 	a.send([]string{string(line)})
 	return a.line()
 }
