@@ -102,7 +102,7 @@ func TestFailuresInARow(t *testing.T) {
 // TestSuspect: an endpoint gets no requests while unexplained responses may be the failures that eject it, and gets
 // them again as soon as they cannot be, in any order in which responses end and are explained.
 func TestSuspect(t *testing.T) {
-	h := newHouse(t, 1, nil)
+	h := newHouse(t, 2, nil)
 	e := h.Of(0)
 	h.fail(0, 2)
 	h.BrokenOff(e)
@@ -121,6 +121,18 @@ func TestSuspect(t *testing.T) {
 	h.want(0, In)
 	if len(h.causes) != 0 {
 		t.Errorf("ejected: %v", h.causes)
+	}
+
+	// After the endpoint left, the ends of its requests change no view.
+	h.BrokenOff(e)
+	h.want(0, Ejected)
+	h.fail(1, 3) // so that there is a view
+	h.WorkerLeft(0)
+	view := h.View()
+	h.Explained(e)
+	h.Succeeded(e, 0)
+	if h.View() != view {
+		t.Error("the view was published again")
 	}
 }
 
