@@ -73,7 +73,7 @@ func (r *Router) turnOf(sc *scratch, req *Request, p *prepared) *admission.Turn 
 	}
 	snapshot := r.pool.Acquire()
 	defer snapshot.Release()
-	if r.gather(&sc.gathered, snapshot, req, p, r.exclusiveTarget(p), nil) != nil {
+	if r.gather(&sc.gathered, snapshot, req, p, r.cfg.exclusiveTarget(p), nil) != nil {
 		return nil // decide returns the error
 	}
 	cached := r.bestCached(sc, p)
@@ -136,7 +136,7 @@ type admissionJudge struct{ roomJudge }
 // State says whether no worker that may compute the prompt has room for the conversation.
 func (j *admissionJudge) State(_ *queue.Class, h heldRequest) queue.State {
 	r, sc := j.router, j.sc
-	err := r.gather(&sc.gathered, j.snapshot, h.req, h.prompt, r.exclusiveTarget(h.prompt), nil)
+	err := r.gather(&sc.gathered, j.snapshot, h.req, h.prompt, r.cfg.exclusiveTarget(h.prompt), nil)
 	switch {
 	case r.away(j.snapshot, h.req, h.prompt, err):
 		return queue.Away // with the turn it would hold up the others

@@ -20,9 +20,9 @@ type affinity struct {
 //
 // The requests of an agent's sub-agents share one session, apart from the agent's own: their prompts begin alike.
 // Source: dynamo-llm 1.6.1, kv_router::routing_host.
-func (r *Router) affinityOf(p *prepared) (a affinity) {
+func (c *Config) affinityOf(p *prepared) (a affinity) {
 	h := &p.hints
-	if h.Session == "" || r.cfg.Sessions == nil {
+	if h.Session == "" || c.Sessions == nil {
 		return a
 	}
 	a.wanted = true
@@ -31,7 +31,7 @@ func (r *Router) affinityOf(p *prepared) (a affinity) {
 	} else {
 		a.key, a.final = session.KeyOf(p.model, h.Session), h.SessionFinal
 	}
-	a.binds = r.cfg.Sessions.TTL() > 0 || h.SessionOpen
+	a.binds = c.Sessions.TTL() > 0 || h.SessionOpen
 	if h.SessionOpen {
 		a.ttl = time.Duration(h.SessionTimeoutSecs) * time.Second
 	}
@@ -40,12 +40,12 @@ func (r *Router) affinityOf(p *prepared) (a affinity) {
 
 // exclusiveTarget returns the target that a request waits for although other workers are ready: that of its stored
 // response, or of its session, unless the session may move.
-func (r *Router) exclusiveTarget(p *prepared) (t target) {
+func (c *Config) exclusiveTarget(p *prepared) (t target) {
 	if p.stored.bound {
 		return p.stored
 	}
-	if p.affinity.wanted && !r.cfg.Sessions.Soft() {
-		t.worker, t.bound = r.cfg.Sessions.Find(p.affinity.key)
+	if p.affinity.wanted && !c.Sessions.Soft() {
+		t.worker, t.bound = c.Sessions.Find(p.affinity.key)
 	}
 	return t
 }

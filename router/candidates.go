@@ -38,13 +38,13 @@ type criteria struct {
 }
 
 // criteria returns those for a request. The standings are those in sc.
-func (r *Router) criteria(g *gathered, req *Request, p *prepared) criteria {
+func (c *Config) criteria(g *gathered, req *Request, p *prepared) criteria {
 	return criteria{
 		req:          req,
 		p:            p,
 		standings:    &g.standings,
-		stockPrefill: r.cfg.StockPrefill,
-		noPrefill:    r.cfg.NoPrefill,
+		stockPrefill: c.StockPrefill,
+		noPrefill:    c.NoPrefill,
 		pinned:       p.pins.Given(),
 		constrained:  len(p.constraints.Required) > 0,
 	}
@@ -142,9 +142,9 @@ func (r *Router) classify(g *gathered, snapshot *pool.Snapshot, req *Request, p 
 	if p.scoring != nil {
 		g.pricing = *p.scoring
 	}
-	g.standings = r.standings()
+	g.standings = r.cfg.standings()
 	explains := r.explains()
-	c := r.criteria(g, req, p)
+	c := r.cfg.criteria(g, req, p)
 	held, heldByPrefill := false, false // only workers that have the adapter are candidates
 	if g.fits = g.fits[:0]; p.label != "" && !c.pinned {
 		g.fits, heldByPrefill, held = r.cfg.Adapters.fitsOf(g.fits, p.lora, snapshot, c.hasModel)

@@ -80,7 +80,8 @@ func (r *Router) chooseFor(sc *scratch, snapshot *pool.Snapshot, req *Request, p
 		}
 		route, err := r.bookCandidates(sc, p)
 		switch {
-		case err == nil && (!r.cordonedSince(&sc.gathered, route) && r.watch(&sc.gathered, route, p) || sc.lastLook):
+		case err == nil &&
+			(!r.cfg.cordonedSince(&sc.gathered, route) && r.watch(&sc.gathered, route, p) || sc.lastLook):
 			return route, nil
 		case err != nil && !errors.Is(err, scoring.ErrChanged):
 			return nil, err

@@ -50,7 +50,7 @@ func (r *Router) Explain(ctx context.Context, req *Request) (*Explanation, error
 	if err != nil {
 		return nil, err
 	}
-	p.affinity = dry.affinityOf(&p)
+	p.affinity = dry.cfg.affinityOf(&p)
 	sc := dry.takeScratch(nil)
 	defer dry.putScratch(sc)
 	dry.chooseVersion(sc, &p)

@@ -11,13 +11,13 @@ import (
 // fallbacks returns the addresses of the next cheapest endpoints of a leg, at most Config.Fallbacks, for a proxy that
 // cannot reach the chosen one. Each fits the headers that the request gets. Ejected endpoints come last: one that may
 // fail is better than none.
-func (r *Router) fallbacks(g *gathered, l *leg, chosen int) (addresses []string, costs []float64) {
-	if r.cfg.Fallbacks <= 0 {
+func (c *Config) fallbacks(g *gathered, l *leg, chosen int) (addresses []string, costs []float64) {
+	if c.Fallbacks <= 0 {
 		return nil, nil
 	}
 	order := make([]int, 0, len(l.workers))
 	add := func(w *pool.Worker, cost float64) {
-		if len(addresses) < r.cfg.Fallbacks && sameHeaders(w, &l.workers[chosen]) &&
+		if len(addresses) < c.Fallbacks && sameHeaders(w, &l.workers[chosen]) &&
 			w.Address != l.workers[chosen].Address &&
 			!slices.Contains(addresses, w.Address) {
 			addresses, costs = append(addresses, w.Address), append(costs, cost)

@@ -10,19 +10,19 @@ const saltPrefix = "dynamo-cache-salt:"
 
 // changes returns what is changed in every body that was read. A pin that is not followed is removed: Dynamo's frontend
 // would follow it.
-func (r *Router) changes() body.Changes {
+func (c *Config) changes() body.Changes {
 	return body.Changes{
-		RemovePins:   !r.cfg.Pinning || r.cfg.IgnoreHints,
-		RemoveLegacy: r.cfg.Frontends,
+		RemovePins:   !c.Pinning || c.IgnoreHints,
+		RemoveLegacy: c.Frontends,
 	}
 }
 
 // heedsTenants reports whether the endpoints keep the blocks of tenants apart.
-func (r *Router) heedsTenants() bool { return r.cfg.Frontends || r.cfg.TenantSalt }
+func (c *Config) heedsTenants() bool { return c.Frontends || c.TenantSalt }
 
 // namespace returns the cache namespace of a request: its tenant if tenants are heeded, else the body's cache salt.
-func (r *Router) namespace(payload *body.Request, tenant string) string {
-	if tenant != "" && r.heedsTenants() && !r.cfg.IgnoreHints {
+func (c *Config) namespace(payload *body.Request, tenant string) string {
+	if tenant != "" && c.heedsTenants() && !c.IgnoreHints {
 		return tenant
 	}
 	return payload.CacheSalt
@@ -35,7 +35,7 @@ func (r *Router) setBody(route *Route, p *prepared, req *Request) {
 	if p.inject == nil || !tokens && !route.InBody {
 		return
 	}
-	changes := r.changes()
+	changes := r.cfg.changes()
 	if p.renamed != nil {
 		changes.Model = p.renamed.Upstream
 	}

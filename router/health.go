@@ -54,8 +54,8 @@ type standings struct {
 	now  time.Time
 }
 
-func (r *Router) standings() standings {
-	s := standings{view: r.cfg.Eject.View()}
+func (c *Config) standings() standings {
+	s := standings{view: c.Eject.View()}
 	if s.view != nil {
 		s.now = time.Now()
 	}
@@ -72,8 +72,8 @@ func (s *standings) of(w *pool.Worker) eject.Standing {
 
 // cordonedSince reports whether an endpoint of the route was cordoned after the candidates were gathered. It is called
 // after the booking. So an operator who cordons an endpoint and then sees no booking on it will see none later.
-func (r *Router) cordonedSince(g *gathered, route *Route) bool {
-	view := r.cfg.Eject.View()
+func (c *Config) cordonedSince(g *gathered, route *Route) bool {
+	view := c.Eject.View()
 	if view == g.standings.view {
 		return false
 	}
@@ -263,20 +263,20 @@ func (h *health) explain(cause eject.Cause) {
 
 // moved counts a failure of each endpoint that the proxy tried before the one that answered, which has this address.
 // attempts is how many the proxy says it tried; 0: it does not say.
-func (r *Router) moved(s *pool.Snapshot, route *Route, servedBy string, attempts int) {
-	h := &route.health
+func (r *Route) moved(s *pool.Snapshot, servedBy string, attempts int) {
+	h := &r.health
 	// the proxy did not try the chosen one: it does not know it, or considers it unhealthy
 	if h.tracker == nil || attempts == 1 {
 		h.abandon()
 		return
 	}
 	tried := 0 // of the fallbacks
-	for tried < len(route.Fallbacks) && !sameAddress(route.Fallbacks[tried], servedBy) {
+	for tried < len(r.Fallbacks) && !sameAddress(r.Fallbacks[tried], servedBy) {
 		tried++
 	}
 	switch {
 	// the proxy chose another endpoint, and nothing says that it retried
-	case tried == len(route.Fallbacks) && attempts == 0:
+	case tried == len(r.Fallbacks) && attempts == 0:
 		h.abandon()
 		return
 	case attempts > 0:
@@ -284,8 +284,8 @@ func (r *Router) moved(s *pool.Snapshot, route *Route, servedBy string, attempts
 	}
 	h.tracker.Failed(h.endpoint, h.trial, eject.Retried)
 	h.trial = 0
-	for _, address := range route.Fallbacks[:tried] {
-		if w := workerAt(s, address, route.Rank); w != nil {
+	for _, address := range r.Fallbacks[:tried] {
+		if w := workerAt(s, address, r.Rank); w != nil {
 			h.tracker.Failed(h.tracker.Of(w.Worker), 0, eject.Retried)
 		}
 	}

@@ -36,7 +36,7 @@ func (r *Router) follow(given body.Hints) body.Hints {
 		}
 		return body.Hints{Sender: given.Sender}
 	}
-	if given.Tenant != "" && !r.heedsTenants() {
+	if given.Tenant != "" && !r.cfg.heedsTenants() {
 		r.metrics.HintsIgnored("tenant", hintUnheard, 1)
 	}
 	for _, hint := range given.Malformed {

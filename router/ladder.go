@@ -59,7 +59,7 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 		return
 	}
 	if v.unread { // no part of it is reusable
-		r.noteSeen(v, p)
+		r.cfg.Ladder.noteSeen(v, p)
 		return
 	}
 	c.Known, c.Unusable = true, route.UnusableTokens
@@ -87,12 +87,12 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 	}
 	eligible := cachedBlocks(&l.candidates[best])
 	fleet := eligible
-	if holder, blocks := r.bestHolder(sc, snapshot, v, p, eligible); holder >= 0 {
+	if holder, blocks := sc.bestHolder(snapshot, v, p, eligible); holder >= 0 {
 		fleet = blocks
-		c.NotEligible = r.whyNotEligible(&sc.gathered, &snapshot.Workers[holder], holder, req, p)
+		c.NotEligible = r.cfg.whyNotEligible(&sc.gathered, &snapshot.Workers[holder], holder, req, p)
 	}
-	c.NotInFleet = r.whyNotInFleet(snapshot, v)
-	seen, plain := r.noteSeen(v, p)
+	c.NotInFleet = r.cfg.whyNotInFleet(snapshot, v)
+	seen, plain := r.cfg.Ladder.noteSeen(v, p)
 	c.OtherSalt = max(plain-seen, 0) * v.blockSize
 	c.Tokens[ladder.Reusable] = max(seen, fleet) * v.blockSize
 	c.Tokens[ladder.Fleet] = fleet * v.blockSize
@@ -102,21 +102,21 @@ func (r *Router) climb(sc *scratch, snapshot *pool.Snapshot, req *Request, p *pr
 }
 
 // noteSeen returns how many of the prompt's blocks were requested before, with the same salt and adapter, and with any.
-func (r *Router) noteSeen(v *variant, p *prepared) (seen, plain int) {
+func (l *Ladder) noteSeen(v *variant, p *prepared) (seen, plain int) {
 	space := maphash.String(modelSpaces, p.model)
 	// Blocks without regard to salts are remembered beside the others, and only once a request has a salt.
 	plainSpace := ^space
 	for i := range v.prompts {
 		chain, options := v.prompts[i].Chain, v.prompts[i].Options
-		seen += r.cfg.Ladder.Seen.Note(space, chain)
+		seen += l.Seen.Note(space, chain)
 		switch {
 		case options.CacheNamespace != "" || options.LoRAName != "":
-			r.cfg.Ladder.salted.Store(true)
+			l.salted.Store(true)
 			options.LoRAName, options.CacheNamespace = "", ""
 			local := kvblock.AppendLocalHashes(nil, v.prompts[i].IDs, options)
-			plain += r.cfg.Ladder.Seen.Note(plainSpace, kvblock.AppendSequenceHashes(nil, local))
-		case r.cfg.Ladder.salted.Load():
-			plain += r.cfg.Ladder.Seen.Note(plainSpace, chain)
+			plain += l.Seen.Note(plainSpace, kvblock.AppendSequenceHashes(nil, local))
+		case l.salted.Load():
+			plain += l.Seen.Note(plainSpace, chain)
 		}
 	}
 	return seen, plain
@@ -124,7 +124,7 @@ func (r *Router) noteSeen(v *variant, p *prepared) (seen, plain int) {
 
 // bestHolder returns the index in the snapshot of the worker of the model that has most of the prompt cached, and how
 // many blocks, if that is more than so many; -1 if there is none.
-func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prepared, more int) (holder, blocks int) {
+func (sc *scratch) bestHolder(s *pool.Snapshot, v *variant, p *prepared, more int) (holder, blocks int) {
 	holder, blocks = -1, more
 	any := false
 	for i := range v.overlap {
@@ -146,14 +146,14 @@ func (r *Router) bestHolder(sc *scratch, s *pool.Snapshot, v *variant, p *prepar
 func (o overlap) blocks() int { return int(o.device + o.host + o.disk) }
 
 // whyNotEligible says why a worker of the request's model is no candidate.
-func (r *Router) whyNotEligible(g *gathered, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
-	c := r.criteria(g, req, p)
+func (c *Config) whyNotEligible(g *gathered, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
+	is := c.criteria(g, req, p)
 	busy := index < len(g.over) && g.over[index]
 	var v verdict
 	if w.Role == pool.Prefill {
-		v = c.prefill(w, busy)
+		v = is.prefill(w, busy)
 	} else {
-		v = c.destination(w, busy)
+		v = is.destination(w, busy)
 	}
 	switch v {
 	case notPinned:
@@ -175,15 +175,15 @@ func (r *Router) whyNotEligible(g *gathered, w *pool.Worker, index int, req *Req
 }
 
 // whyNotInFleet says why no worker has blocks that were requested before.
-func (r *Router) whyNotInFleet(s *pool.Snapshot, v *variant) ladder.Cause {
-	if !r.cfg.asksIndex() {
+func (c *Config) whyNotInFleet(s *pool.Snapshot, v *variant) ladder.Cause {
+	if !c.asksIndex() {
 		return ladder.NotMatched
 	}
-	if r.cfg.Predict.Alone || len(v.overlap) > 0 {
+	if c.Predict.Alone || len(v.overlap) > 0 {
 		return ladder.Evicted
 	}
 	for i := range s.Workers {
-		if w := &s.Workers[i]; w.Announces() && !w.Silent || r.cfg.lifetime(w) != (indexer.Lifetime{}) {
+		if w := &s.Workers[i]; w.Announces() && !w.Silent || c.lifetime(w) != (indexer.Lifetime{}) {
 			return ladder.Evicted
 		}
 	}

@@ -37,7 +37,7 @@ func (r *Router) bookAlone(sc *scratch, l *leg, p *prepared) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[sel.Index]
-	others, prices := r.fallbacks(&sc.gathered, l, sel.Index)
+	others, prices := r.cfg.fallbacks(&sc.gathered, l, sel.Index)
 	route := &Route{
 		placed: placed{booking: booking, destination: w.Worker, instance: w.InstanceID, computes: *w,
 			sameTokenizer: w.SameTokenizer, unit: blockSizeOf(w, sel), weighted: sel.CachedTokens,
@@ -84,7 +84,7 @@ func (r *Router) bookPair(sc *scratch, p *prepared) (*Route, error) {
 		return nil, err
 	}
 	w := &l.workers[last.Index]
-	others, prices := r.fallbacks(&sc.gathered, l, last.Index)
+	others, prices := r.cfg.fallbacks(&sc.gathered, l, last.Index)
 	route := &Route{
 		placed: placed{booking: booking, prefill: prefill, destination: w.Worker, instance: w.InstanceID, computes: *x,
 			sameTokenizer: w.SameTokenizer && x.SameTokenizer, unit: blockSizeOf(w, last),

@@ -31,8 +31,8 @@ func (o *Objectives) of(name string) int32 {
 
 // lift gives a request the priority of its objective, unless the request has a strict priority of its own. It returns
 // the objective's priority.
-func (r *Router) lift(h *body.Hints) int32 {
-	priority := r.cfg.Objectives.of(h.Objective)
+func (o *Objectives) lift(h *body.Hints) int32 {
+	priority := o.of(h.Objective)
 	if priority > 0 && h.StrictPriority == 0 {
 		h.StrictPriority = uint32(priority)
 	}

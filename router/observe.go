@@ -242,7 +242,7 @@ func (r *Router) Queues() []metrics.Queue {
 		if seen[model] {
 			continue
 		}
-		for _, class := range r.classesOf(model) {
+		for _, class := range r.cfg.classesOf(model) {
 			all = append(all, metrics.Queue{Model: model, Class: class})
 		}
 	}
@@ -250,11 +250,11 @@ func (r *Router) Queues() []metrics.Queue {
 }
 
 // classesOf returns the policy classes of a model's requests.
-func (r *Router) classesOf(model string) []string {
-	if r.cfg.Queue == nil {
+func (c *Config) classesOf(model string) []string {
+	if c.Queue == nil {
 		return []string{"default"}
 	}
-	profile, _ := r.cfg.Queue.Profiles.Of(model)
+	profile, _ := c.Queue.Profiles.Of(model)
 	var names []string
 	for i := range profile.Classes {
 		names = append(names, profile.Classes[i].Name)

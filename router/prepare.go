@@ -80,7 +80,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	given := req.Hints
 	defer func() {
 		p.hints = r.follow(given)
-		p.priority = r.lift(&p.hints)
+		p.priority = r.cfg.Objectives.lift(&p.hints)
 	}()
 	p = prepared{reason: req.BodylessReason, isl: max(len(req.Body), req.BodyBytes) / bytesPerToken}
 	if req.BodylessReason != "" {
@@ -112,7 +112,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 	if err := r.readRouting(&p, req, body, given.Tenant); err != nil {
 		return p, err
 	}
-	if r.tokenless() {
+	if r.cfg.tokenless() {
 		p.reason = ReasonMode
 		return p, nil
 	}
@@ -148,7 +148,7 @@ func (r *Router) prepare(ctx context.Context, req *Request, span *tracing.Span) 
 }
 
 // tokenless reports whether decisions need no tokens of the prompt.
-func (r *Router) tokenless() bool { return r.cfg.Scoring.Mode != scoring.KV && !r.cfg.CountTokens }
+func (c *Config) tokenless() bool { return c.Scoring.Mode != scoring.KV && !c.CountTokens }
 
 // readBody waits for its turn and parses the body. until is the deadline; zero: none. It also returns when the body was
 // parsed. The caller ends g. Errors: begin's and parse's.
@@ -162,7 +162,7 @@ func (r *Router) readBody(ctx context.Context, until time.Time, g *reading, req 
 	if size > quickBytes {
 		began = r.metrics.Phase("wait", began)
 	}
-	how := body.Parser{Python: !r.cfg.Frontends, NoTokens: r.tokenless()}
+	how := body.Parser{Python: !r.cfg.Frontends, NoTokens: r.cfg.tokenless()}
 	payload, err = g.parse(ctx, until, how, req)
 	parsed = r.metrics.Phase("parse", began)
 	if span != nil {
@@ -193,7 +193,7 @@ func (r *Router) unread(p prepared, req *Request, err error) (prepared, error) {
 // readRouting sets what the body says about routing: the model after rewrites, the cache namespace, pins, overrides and
 // constraints; and the body for the endpoint. Errors are the client's.
 func (r *Router) readRouting(p *prepared, req *Request, payload *body.Request, tenant string) (err error) {
-	changes, salt := r.changes(), r.namespace(payload, tenant)
+	changes, salt := r.cfg.changes(), r.cfg.namespace(payload, tenant)
 	if payload.Model == "" { // as SGLang's /generate
 		if all := r.Models(); len(all) == 1 {
 			payload.Model = all[0]
@@ -291,7 +291,7 @@ func (r *Router) tokenize(
 	payload *body.Request,
 	req *Request,
 ) (prompts []prompt.Prompt, versions []versioned, reason Reason, err error) {
-	model, engine, check := r.cfg.Models[name], r.engineOf(name), r.cfg.Checks[name]
+	model, engine, check := r.cfg.Models[name], r.cfg.engineOf(name), r.cfg.Checks[name]
 	offer := func() {
 		if !r.dry {
 			check.Offer(req.Path, req.Body)
@@ -308,7 +308,7 @@ func (r *Router) tokenize(
 	case payload.Unmapped != "":
 		reason, err = ReasonUnmapped, fmt.Errorf("router: %s has no place in a chat", payload.Unmapped)
 	case len(running) > 1:
-		prompts, versions, err = r.tokenizeByVersion(ctx, until, g, running, payload)
+		prompts, versions, err = g.tokenizeByVersion(ctx, until, running, payload)
 		if err == nil {
 			offer()
 		}
@@ -355,10 +355,10 @@ func (r *Router) tokenize(
 }
 
 // engineOf returns the engine that tokenizes the requests of a model that kvepp cannot; nil: none.
-func (r *Router) engineOf(model string) *remote.Client {
-	engine := r.cfg.Remote[model]
-	if engine == nil && r.cfg.RemoteOf != nil {
-		engine = r.cfg.RemoteOf(model)
+func (c *Config) engineOf(model string) *remote.Client {
+	engine := c.Remote[model]
+	if engine == nil && c.RemoteOf != nil {
+		engine = c.RemoteOf(model)
 	}
 	return engine
 }

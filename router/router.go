@@ -332,7 +332,7 @@ func New(
 		for _, phase := range []string{phaseAggregated, phasePrefill, phaseDecode} {
 			cfg.Metrics.InitModel(phase, model)
 		}
-		for _, class := range r.classesOf(model) {
+		for _, class := range r.cfg.classesOf(model) {
 			cfg.Metrics.InitBackpressure(model, class)
 		}
 	}
@@ -357,7 +357,7 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Route, error) {
 		r.observeRefusal(&p, err)
 		return nil, err
 	}
-	p.affinity, p.stored = r.affinityOf(&p), r.storedTarget(req, &p)
+	p.affinity, p.stored = r.cfg.affinityOf(&p), r.storedTarget(req, &p)
 	sc := r.takeScratch(span)
 	defer r.putScratch(sc)
 	r.chooseVersion(sc, &p)

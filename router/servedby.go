@@ -58,7 +58,7 @@ func (r *Router) reconcile(route *Route, address string, attempts int) string {
 	if _, err := netip.ParseAddrPort(route.Address); err != nil && w == nil {
 		return ServedByUnknown // the chosen address is a host name, which may stand for this one
 	}
-	r.moved(snapshot, route, address, attempts)
+	route.moved(snapshot, address, attempts)
 	route.elsewhere = true
 	if w == nil {
 		route.Free()

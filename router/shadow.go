@@ -195,7 +195,7 @@ func (r *Router) bookServed(route *Route, snapshot *pool.Snapshot, w *pool.Worke
 	defer r.putScratch(sc)
 	sc.kept = true
 	sc.variants = append(sc.variants, s.variants...)
-	sc.standings = r.standings()
+	sc.standings = r.cfg.standings()
 	sc.resetLegs()
 	l := &sc.aggregated
 	l.cfg = s.pricing

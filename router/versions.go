@@ -85,10 +85,9 @@ func versionOf(model *prompt.Model, w *pool.Worker) *prompt.Model {
 
 // tokenizeByVersion returns the prompts of a request by the newest of several rules. versions is nil if all make the
 // same prompts, and otherwise has those that make any.
-func (r *Router) tokenizeByVersion(
+func (g *reading) tokenizeByVersion(
 	ctx context.Context,
 	until time.Time,
-	g *reading,
 	models []*prompt.Model,
 	payload *body.Request,
 ) (prompts []prompt.Prompt, versions []versioned, err error) {

@@ -39,15 +39,15 @@ type waitingRequest struct {
 }
 
 // holds reports whether requests wait while there is no worker for them.
-func (r *Router) holds() bool { return r.cfg.Queue != nil && r.cfg.Queue.Hold > 0 }
+func (c *Config) holds() bool { return c.Queue != nil && c.Queue.Hold > 0 }
 
 // queues reports whether requests wait while every worker is busy.
-func (r *Router) queues() bool { return r.cfg.Queue != nil && r.cfg.Queue.Profiles.Waits() }
+func (c *Config) queues() bool { return c.Queue != nil && c.Queue.Profiles.Waits() }
 
 // away reports whether gather's error is one that ends when workers come, and the request waits for them. A request
 // that asks for a worker, a subset or taints does not wait: it would stand before requests that others can take.
 func (r *Router) away(s *pool.Snapshot, req *Request, p *prepared, err error) bool {
-	if err == nil || !r.holds() || req.Allowed != nil || p.pins.Given() || len(p.constraints.Required) > 0 {
+	if err == nil || !r.cfg.holds() || req.Allowed != nil || p.pins.Given() || len(p.constraints.Required) > 0 {
 		return false
 	}
 	if errors.Is(err, ErrUnknownModel) { // also a model that only clients name, and an adapter that no worker has
@@ -73,7 +73,7 @@ func (r *Router) decide(ctx context.Context, sc *scratch, req *Request,
 	p *prepared) (route *Route, waited time.Duration, err error) {
 	snapshot := r.pool.Acquire()
 	defer func() { snapshot.Release() }()
-	if r.room == nil || !r.queues() && r.room.Waiting() == 0 {
+	if r.room == nil || !r.cfg.queues() && r.room.Waiting() == 0 {
 		if route, err = r.choose(sc, snapshot, req, p); !r.away(snapshot, req, p, err) {
 			return route, 0, err
 		}
@@ -192,7 +192,7 @@ func (r *Router) queueError(line string, err error) error {
 
 // entry describes a request for the waiting room. Any priority may wait for the first worker.
 func (r *Router) entry(sc *scratch, snapshot *pool.Snapshot, req *Request, p *prepared) (queue.Entry, error) {
-	t := r.exclusiveTarget(p)
+	t := r.cfg.exclusiveTarget(p)
 	err := r.gather(&sc.gathered, snapshot, req, p, t, nil)
 	away := r.away(snapshot, req, p, err)
 	if err != nil && !away {
@@ -322,10 +322,10 @@ func (j *roomJudge) End() {
 // compared when it is the request's turn.
 func (j *roomJudge) State(c *queue.Class, w waitingRequest) queue.State {
 	r, sc := j.router, j.sc
-	if !c.Waits() && !r.holds() {
+	if !c.Waits() && !r.cfg.holds() {
 		return queue.Ready
 	}
-	err := r.gather(&sc.gathered, j.snapshot, w.req, w.prompt, r.exclusiveTarget(w.prompt), nil)
+	err := r.gather(&sc.gathered, j.snapshot, w.req, w.prompt, r.cfg.exclusiveTarget(w.prompt), nil)
 	switch {
 	case r.away(j.snapshot, w.req, w.prompt, err):
 		return queue.Away
@@ -334,7 +334,7 @@ func (j *roomJudge) State(c *queue.Class, w waitingRequest) queue.State {
 	}
 	candidates := sc.prompters()
 	if c.Gate != nil {
-		if r.saturation(c.Gate, sc.loads, candidates) >= c.Gate.Ceiling {
+		if saturation(c.Gate, sc.loads, candidates) >= c.Gate.Ceiling {
 			return queue.Busy
 		}
 		return queue.Ready
@@ -348,7 +348,7 @@ func (j *roomJudge) State(c *queue.Class, w waitingRequest) queue.State {
 }
 
 // saturation returns the workers' mean saturation by the load book; 1 without any.
-func (r *Router) saturation(g *queue.Gate, loads []scoring.Load, workers []pool.Worker) (sum float64) {
+func saturation(g *queue.Gate, loads []scoring.Load, workers []pool.Worker) (sum float64) {
 	for i := range workers {
 		w := &workers[i]
 		l, usage := loadOf(loads, w), 0.0
