@@ -130,7 +130,7 @@ func (m *Model) encodeNativeWith(
 	if err != nil {
 		return done, err
 	}
-	if done.pieces, err = m.native.Encode(ctx, m.bounded(c, request)); err != nil {
+	if done.pieces, err = m.native.Encode(ctx, bounded(c, request)); err != nil {
 		return done, nativeError(err)
 	}
 	return done, nil
@@ -150,7 +150,7 @@ func (m *Model) nativeMerges() bool {
 const nativeMessageBytes = 160
 
 // bounded sets the bound of the prompt. An encoder's own form of the messages is counted against it.
-func (m *Model) bounded(c *encoders.Chat, request *body.Request) *encoders.Chat {
+func bounded(c *encoders.Chat, request *body.Request) *encoders.Chat {
 	if c.MaxBytes = limits(request).OutputBytes; c.MaxBytes > 0 {
 		c.MaxBytes = max(1, c.MaxBytes-nativeMessageBytes*len(c.Messages)/3)
 	}

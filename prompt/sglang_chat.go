@@ -180,13 +180,13 @@ func (m *Model) sglangChatWith(
 	}
 	c := &chat{kwargs: kwargs, addGenerationPrompt: true, limits: limits(request)}
 	c.documents, _ = get[*values.List](kwargs, "documents")
-	if c.messages, err = convertMessages(request, m.sglangMessage, t.wantsParts); err != nil {
+	if c.messages, err = convertMessages(request, m.release.rules.sglangMessage, t.wantsParts); err != nil {
 		return done, "", err
 	}
 	if m.preparesM3() {
 		sortToolRuns(c.messages)
 	}
-	if c.tools, err = m.sglangTools(request); err != nil {
+	if c.tools, err = m.release.rules.sglangTools(request); err != nil {
 		return done, "", err
 	}
 	if request.ContinueFinalMessage && m.responseTemplate && m.release.rules.toolsAsSent &&
@@ -226,7 +226,7 @@ func (m *Model) nativeSGLang(request *body.Request, further *values.Dict) (c *en
 		return nil, "", err
 	}
 	// A default reasoning_effort does not win over the request's here.
-	if effort, err := m.sglangRequestEffort(request); err != nil {
+	if effort, err := m.release.rules.sglangRequestEffort(request); err != nil {
 		return nil, "", err
 	} else if effort != nil && !m.native.LikeTemplate {
 		c.Variables.Set("reasoning_effort", effort)
@@ -238,14 +238,14 @@ func (m *Model) nativeSGLang(request *body.Request, further *values.Dict) (c *en
 	if c.Efforts = m.efforts4; request.API == body.ChatCompletions {
 		c.Task = field(request.Body, "task")
 	}
-	convert := m.sglangMessage
+	convert := m.release.rules.sglangMessage
 	if m.native.Raw {
-		convert = m.sglangRawMessage
+		convert = m.release.rules.sglangRawMessage
 	}
 	if c.Messages, err = convertMessages(request, convert, m.native.WantsParts); err != nil {
 		return nil, "", err
 	}
-	if c.Tools, err = m.sglangTools(request); err != nil {
+	if c.Tools, err = m.release.rules.sglangTools(request); err != nil {
 		return nil, "", err
 	}
 	if m.native.Raw {
@@ -255,7 +255,7 @@ func (m *Model) nativeSGLang(request *body.Request, further *values.Dict) (c *en
 	// Encoders get all tools, also if tool_choice names one.
 	if !m.native.LikeTemplate && (c.Tools != nil || !m.release.rules.hidesTools) {
 		given, _ := get[*values.List](request.Body, "tools")
-		all, err := m.sglangDumpTools(given)
+		all, err := m.release.rules.sglangDumpTools(given)
 		if err != nil {
 			return nil, "", err
 		}
@@ -303,7 +303,7 @@ func (m *Model) sglangKwargs(request *body.Request) (*values.Dict, error) {
 			thinking = true
 		}
 	}
-	effort, err := m.sglangEffort(sglangEffortField(request))
+	effort, err := m.release.rules.sglangEffort(sglangEffortField(request))
 	if err != nil {
 		return nil, err
 	}
@@ -363,20 +363,20 @@ func sglangEffortField(request *body.Request) any {
 }
 
 // sglangRequestEffort returns the request's reasoning effort; nil if it names none.
-func (m *Model) sglangRequestEffort(request *body.Request) (any, error) {
+func (r rules) sglangRequestEffort(request *body.Request) (any, error) {
 	if own := field(request.ChatTemplateKwargs, "reasoning_effort"); own != nil {
 		return own, nil
 	}
-	return m.sglangEffort(sglangEffortField(request))
+	return r.sglangEffort(sglangEffortField(request))
 }
 
 // sglangEffort reads a reasoning effort: a name, or a number from 0 to 0.99, which may be written as a string.
-func (m *Model) sglangEffort(v any) (any, error) {
+func (r rules) sglangEffort(v any) (any, error) {
 	switch v := v.(type) {
 	case nil:
 		return nil, nil
 	case string:
-		if slices.Contains(reasoningEfforts, v) || v == "ultra" && m.release.rules.toolsAsSent {
+		if slices.Contains(reasoningEfforts, v) || v == "ultra" && r.toolsAsSent {
 			return v, nil
 		}
 		if f, err := strconv.ParseFloat(v, 64); err == nil && f >= 0 && f <= 0.99 {
@@ -395,13 +395,13 @@ func (m *Model) sglangEffort(v any) (any, error) {
 }
 
 // sglangTools returns the tools that tool_choice allows; nil if there are none.
-func (m *Model) sglangTools(request *body.Request) (*values.List, error) {
+func (r rules) sglangTools(request *body.Request) (*values.List, error) {
 	given := field(request.Body, "tools")
 	list, ok := given.(*values.List)
 	if given != nil && !ok {
 		return nil, errRefused("tools is not a list")
 	}
-	tools, err := m.sglangDumpTools(list)
+	tools, err := r.sglangDumpTools(list)
 	if err != nil || len(tools) == 0 {
 		return nil, err
 	}
@@ -429,7 +429,7 @@ func (m *Model) sglangTools(request *body.Request) (*values.List, error) {
 }
 
 // sglangDumpTools returns tools as pydantic's model_dump prints them.
-func (m *Model) sglangDumpTools(list *values.List) ([]any, error) {
+func (r rules) sglangDumpTools(list *values.List) ([]any, error) {
 	if list == nil {
 		return nil, nil
 	}
@@ -449,7 +449,7 @@ func (m *Model) sglangDumpTools(list *values.List) ([]any, error) {
 			return nil, err
 		}
 		dumped := dict("description", f.description, "name", f.name, "parameters", f.parameters)
-		if m.release.rules.toolsAsSent {
+		if r.toolsAsSent {
 			setFlag(dumped, "strict", f.strict)
 			setFlag(dumped, "defer_loading", f.deferFunction)
 			dumped = inOrderOf(function, dumped)
@@ -481,16 +481,16 @@ func inOrderOf(first, d *values.Dict) *values.Dict {
 }
 
 // sglangRoles are the roles of messages except user's.
-func (m *Model) sglangRoles() []string {
+func (r rules) sglangRoles() []string {
 	roles := []string{"system", "assistant", "tool", "function", "developer", "latest_reminder"}
-	if m.release.rules.toolsAsSent {
+	if r.toolsAsSent {
 		roles = append(roles, "root")
 	}
 	return roles
 }
 
 // sglangFields returns a message's role, and its fields but role and content, as far as SGLang knows them.
-func (m *Model) sglangFields(given *values.Dict) (role string, fields *values.Dict, err error) {
+func (r rules) sglangFields(given *values.Dict) (role string, fields *values.Dict, err error) {
 	role, ok := get[string](given, "role")
 	if !ok {
 		return "", nil, errRefused("a message without a role")
@@ -500,7 +500,7 @@ func (m *Model) sglangFields(given *values.Dict) (role string, fields *values.Di
 		return role, fields, nil
 	}
 	role = strings.ToLower(role)
-	if !slices.Contains(m.sglangRoles(), role) {
+	if !slices.Contains(r.sglangRoles(), role) {
 		return "", nil, errRefused("the role %q", role)
 	}
 	copyFields(fields, given, "tool_call_id", "name", "phase", "reasoning_content")
@@ -516,13 +516,13 @@ func (m *Model) sglangFields(given *values.Dict) (role string, fields *values.Di
 		if !ok {
 			return "", nil, errRefused("a message's tools are not a list")
 		}
-		dumped, err := m.sglangDumpTools(list)
+		dumped, err := r.sglangDumpTools(list)
 		if err != nil {
 			return "", nil, err
 		}
 		fields.Set("tools", values.NewList(dumped...))
 	}
-	if prefix := field(given, "prefix"); prefix != nil && m.release.rules.toolsAsSent {
+	if prefix := field(given, "prefix"); prefix != nil && r.toolsAsSent {
 		if _, isBool := prefix.(bool); !isBool {
 			return "", nil, errNotReproduced("a message's prefix that is no boolean")
 		}
@@ -532,8 +532,8 @@ func (m *Model) sglangFields(given *values.Dict) (role string, fields *values.Di
 }
 
 // sglangRawMessage returns a message for an encoder that reads the request's own content.
-func (m *Model) sglangRawMessage(given *values.Dict, _ bool) (*values.Dict, error) {
-	role, message, err := m.sglangFields(given)
+func (r rules) sglangRawMessage(given *values.Dict, _ bool) (*values.Dict, error) {
+	role, message, err := r.sglangFields(given)
 	if err != nil {
 		return nil, err
 	}
@@ -571,8 +571,8 @@ func (m *Model) sglangRawMessage(given *values.Dict, _ bool) (*values.Dict, erro
 }
 
 // sglangMessage returns a message with the fields that SGLang knows.
-func (m *Model) sglangMessage(given *values.Dict, wantsParts bool) (*values.Dict, error) {
-	role, fields, err := m.sglangFields(given)
+func (r rules) sglangMessage(given *values.Dict, wantsParts bool) (*values.Dict, error) {
+	role, fields, err := r.sglangFields(given)
 	if err != nil {
 		return nil, err
 	}

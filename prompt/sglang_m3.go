@@ -21,7 +21,7 @@ func (m *Model) preparesM3() bool {
 // m3Kwargs returns the template's variables, with thinking_mode by the request's thinking and effort. kwargs are those
 // that other models get.
 func (m *Model) m3Kwargs(request *body.Request, kwargs *values.Dict) (*values.Dict, error) {
-	effort, err := m.sglangRequestEffort(request)
+	effort, err := m.release.rules.sglangRequestEffort(request)
 	if err != nil {
 		return nil, err
 	}

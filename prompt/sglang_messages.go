@@ -38,7 +38,7 @@ func (m *Model) chatOfMessagesSGLang(request *body.Request) (*body.Request, erro
 	if thinking, _ := get[*values.Dict](request.Body, "thinking"); thinking != nil {
 		payload.Set("thinking", thinking) // see sglangThinking
 	}
-	tools, names, err := m.sglangMessagesTools(request.Body)
+	tools, names, err := m.release.rules.sglangMessagesTools(request.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (m *Model) chatOfMessagesSGLang(request *body.Request) (*body.Request, erro
 var serverToolPrefixes = []string{"web_search_", "computer_", "bash_", "text_editor_"}
 
 // sglangMessagesTools returns the tools in the form of the chat API, and their names; nil without tools.
-func (m *Model) sglangMessagesTools(body *values.Dict) (*values.List, []string, error) {
+func (r rules) sglangMessagesTools(body *values.Dict) (*values.List, []string, error) {
 	given := field(body, "tools")
 	list, ok := given.(*values.List)
 	if given != nil && !ok {
@@ -90,7 +90,7 @@ func (m *Model) sglangMessagesTools(body *values.Dict) (*values.List, []string, 
 		}
 		description, _ := get[string](tool, "description")
 		function := dict("name", name, "description", description, "parameters", schema)
-		if m.release.rules.toolsAsSent {
+		if r.toolsAsSent {
 			strict, given := tool.Get("strict")
 			if given && strict == nil {
 				return nil, nil, errRefused("tools[%d].strict is null", i)
