@@ -127,7 +127,7 @@ func TestAccessLog(t *testing.T) {
 			t.Errorf("%s: %s, want %s: %v", c.id, got, c.want, line)
 		}
 		if line["time_to_first_token_seconds"] != nil {
-			t.Errorf("%s: a non-streamed answer has a time to first token: %v", c.id, line)
+			t.Errorf("%s: a non-streamed response has a time to first token: %v", c.id, line)
 		}
 	}
 

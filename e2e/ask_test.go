@@ -334,7 +334,7 @@ func TestLostMessagesCostNothing(t *testing.T) {
 	t.Logf("%d messages were dropped; questions %v", dropped(), questions(m))
 }
 
-// callback is what a request on Dynamo's request plane says of where its answer goes.
+// callback is what a request on Dynamo's request plane says of where its response goes.
 var callback = regexp.MustCompile(`\\"address\\":\\"([^\\]+)\\",\\"subject\\":\\"([^\\]+)\\"`)
 
 // hostileIndexer takes questions and answers each as told.

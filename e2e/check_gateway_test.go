@@ -112,7 +112,7 @@ func TestCheckGateway(t *testing.T) {
 		times  int // that each text must occur
 	}{
 		{"correct setup", s.Envoy, []string{admin}, 0, []string{", as kvepp chose"}, 3},
-		{"correct setup, seen in the headers of answers", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
+		{"correct setup, seen in the headers of responses", s.Envoy, nil, 0, []string{"predicted cached tokens"}, 3},
 		{"host names that Envoy resolves to the same addresses", s.Envoy,
 			[]string{admin, "--endpoints=" + named, "--dns-lookup-family=v4_only"}, 0,
 			[]string{"a host name, which kvepp and the gateway resolve to 127.0.0.1:"}, 3},
@@ -122,7 +122,7 @@ func TestCheckGateway(t *testing.T) {
 		{"an endpoint is missing from Envoy's cluster", without, []string{admin}, 1,
 			[]string{"kvepp chose " + missing + ", but 127.0.0.1:", "the gateway does not know the chosen endpoint",
 				"-> add " + missing + " to the endpoints of the gateway's cluster"}, 1},
-		{"an endpoint is missing, seen in the headers of answers", without, nil, 1,
+		{"an endpoint is missing, seen in the headers of responses", without, nil, 1,
 			[]string{"kvepp chose " + missing + ", but 127.0.0.1:", "-> add " + missing +
 				" to the endpoints of the gateway's cluster"}, 1},
 		{"Envoy speaks no TLS", plain, []string{admin}, 1,

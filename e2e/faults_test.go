@@ -287,7 +287,7 @@ func TestClientsThatGoAway(t *testing.T) {
 		if n%4 == 0 { // before the response begins
 			gone := time.AfterFunc(100*time.Millisecond, cancel)
 			if resp, err := client.Do(req); err == nil {
-				t.Errorf("an answer of 1000 tokens at once: %s", resp.Status)
+				t.Errorf("a response of 1000 tokens at once: %s", resp.Status)
 			}
 			gone.Stop()
 		} else {

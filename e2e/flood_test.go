@@ -351,7 +351,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			})
 			return nil
 		}},
-		{"an answer in pieces of one byte", func(t *testing.T) error {
+		{"a response in pieces of one byte", func(t *testing.T) error {
 			resp, err := ask(false, "pieces")
 			if err != nil {
 				return err
@@ -363,7 +363,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 			}
 			return err
 		}},
-		{"a long answer in short pieces that its client reads late", func(t *testing.T) error {
+		{"a long response in short pieces that its client reads late", func(t *testing.T) error {
 			f, err := dialFrames(t.Context(), bodiless.URL)
 			if err != nil {
 				return err
@@ -409,7 +409,7 @@ func TestOneClientCutsNoOthers(t *testing.T) {
 						if text, err = io.ReadAll(resp.Body); err == nil &&
 							(resp.StatusCode != http.StatusOK || !bytes.HasSuffix(text, []byte("[DONE]\n\n"))) {
 							err = fmt.Errorf(
-								"status %d, an answer that ends with %q",
+								"status %d, a response that ends with %q",
 								resp.StatusCode,
 								text[max(0, len(text)-50):],
 							)

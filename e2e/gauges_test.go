@@ -161,7 +161,7 @@ func TestEnginesTellOfTheirLoad(t *testing.T) {
 	// The metrics that the Gateway API Inference Extension's own end-to-end test requires after traffic, and related
 	// ones.
 	const model = `{model_name="tiny",target_model_name="tiny"}`
-	wait("the last answer, which its client may have before it is counted", func(m map[string]float64) bool {
+	wait("the last response, which its client may have before it is counted", func(m map[string]float64) bool {
 		return m["inference_objective_request_duration_seconds"+model] == 7
 	})
 	m, err := s.Metrics(t.Context())

@@ -89,7 +89,7 @@ func TestHoldWhenEmpty(t *testing.T) {
 	held(0)
 	t.Logf("%v; kvepp's memory: %d MiB, and %d MiB while it held them", answers, before>>20, after>>20)
 	if answers["kept: 200"] != requests {
-		t.Errorf("the answers are %v, want %d times \"kept: 200\"", answers, requests)
+		t.Errorf("the responses are %v, want %d times \"kept: 200\"", answers, requests)
 	}
 	for what := range answers {
 		if strings.HasPrefix(what, "lost") && what != "lost: 503" {

@@ -72,7 +72,7 @@ func TestLoadOfRunningRequests(t *testing.T) {
 		}
 		select {
 		case <-done:
-			t.Errorf("stream %v: the answer ended during the check", stream)
+			t.Errorf("stream %v: the response ended during the check", stream)
 		default:
 		}
 		cancel()

@@ -290,7 +290,7 @@ func TestLongSilence(t *testing.T) {
 			)
 			if whole := err == nil && a.Status == http.StatusOK &&
 				strings.HasSuffix(a.Body, "[DONE]\n\n"); whole != lives {
-				t.Errorf("%s: complete answer: %v, want %v (%+v, %v)", name, whole, lives, a, err)
+				t.Errorf("%s: complete response: %v, want %v (%+v, %v)", name, whole, lives, a, err)
 			}
 		})
 	}
@@ -348,7 +348,7 @@ func TestManifestsAgree(t *testing.T) {
 		silence := func(what string, v any) {
 			text, _ := v.(string)
 			if d, err := time.ParseDuration(text); err != nil || d < time.Hour {
-				t.Errorf("%s: %s is %v; a silent answer must be allowed for an hour", file, what, v)
+				t.Errorf("%s: %s is %v; a silent response must be allowed for an hour", file, what, v)
 			}
 		}
 		silence("stream_idle_timeout", stack.At(manager, "stream_idle_timeout"))
@@ -376,7 +376,7 @@ func TestManifestsAgree(t *testing.T) {
 		}
 		if got := fmt.Sprint(stack.At(processor,
 			"response_attributes")); got != "[response.code_details response.flags upstream.request_attempt_count]" {
-			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own answers from an engine's", file, got)
+			t.Errorf("%s: response_attributes %s: kvepp cannot tell Envoy's own responses from an engine's", file, got)
 		}
 		var forPeople []any // access logs for people; the others go to each kvepp, see extproc/accesslog.go
 		told := map[any]bool{}
@@ -390,7 +390,7 @@ func TestManifestsAgree(t *testing.T) {
 		}
 		for _, cluster := range stack.At(config, "static_resources", "clusters").([]any) {
 			if name, _ := stack.At(cluster, "name").(string); strings.HasPrefix(name, "kvepp") && !told[name] {
-				t.Errorf("%s: no access log tells %s which side broke off an answer", file, name)
+				t.Errorf("%s: no access log tells %s which side broke off a response", file, name)
 			}
 		}
 		if got := fmt.Sprint(stack.At(processor, "grpc_service",

@@ -1088,8 +1088,8 @@ func runTimeMistakes(right *setup) []mistake {
 			"answered 503",
 		),
 		failing(
-			"An engine breaks off answers",
-			"# the engine resets connections after the headers of answers",
+			"An engine breaks off responses",
+			"# the engine resets connections after the headers of responses",
 			"Look at the engine's log.",
 			true,
 			fault("reset"),

@@ -182,7 +182,7 @@ func playQueue(
 			select {
 			case got = <-replies:
 			case <-t.Context().Done():
-				t.Fatal("no answer")
+				t.Fatal("no response")
 			}
 			want, known := expected[got.id]
 			delete(expected, got.id)

@@ -108,7 +108,7 @@ func parseReply(printed string) (reply, error) {
 	head, body, _ := strings.Cut(printed, "\r\n\r\n")
 	status, headers, _ := strings.Cut(head, "\r\n")
 	if !strings.HasPrefix(status, "HTTP/1.1 200") {
-		return nil, fmt.Errorf("not an answer with status 200: %s", printed)
+		return nil, fmt.Errorf("not a response with status 200: %s", printed)
 	}
 	r := reply{"": body}
 	for header := range strings.SplitSeq(headers, "\r\n") {

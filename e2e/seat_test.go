@@ -19,7 +19,7 @@ type seat struct {
 	running sync.WaitGroup
 
 	mu    sync.Mutex
-	ended []string // "name" of an answer, "name: status reason" of a refusal, in this order
+	ended []string // "name" of a response, "name: status reason" of a refusal, in this order
 }
 
 // startSeat starts it with a configuration of testdata/seat, and no worker.

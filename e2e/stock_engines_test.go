@@ -291,7 +291,7 @@ func TestRetriedOutcomes(t *testing.T) {
 				}
 			}
 			if c.status >= 400 && !strings.Contains(a.Body, "of the engine") {
-				t.Errorf("%s: the client did not get the engine's answer: %s", what, a.Body)
+				t.Errorf("%s: the client did not get the engine's response: %s", what, a.Body)
 			}
 		}
 	}
@@ -397,7 +397,7 @@ func TestStreamThatBegan(t *testing.T) {
 		}
 		endpoints.cut <- struct{}{}
 		if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 {
-			t.Errorf("HTTP/2 %v: the answer ended normally, with %q", http2, rest)
+			t.Errorf("HTTP/2 %v: the response ended normally, with %q", http2, rest)
 		}
 		if got := endpoints.of(id); len(got) != 1 {
 			t.Errorf("HTTP/2 %v: %d attempts", http2, len(got))

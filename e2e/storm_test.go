@@ -474,7 +474,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 	resp, err := client.Do(req)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
-			s.fault(q.shape, "no answer within a minute")
+			s.fault(q.shape, "no response within a minute")
 		} else if well() && !q.early {
 			s.fault(q.shape, "%v", err)
 		}
@@ -486,7 +486,7 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 		switch {
 		case q.broken && resp.StatusCode == http.StatusBadRequest:
 		case errors.Is(err, context.DeadlineExceeded):
-			s.fault(q.shape, "an answer of %d that does not end", resp.StatusCode)
+			s.fault(q.shape, "a response of %d that does not end", resp.StatusCode)
 		case well():
 			s.fault(
 				q.shape,
@@ -502,29 +502,29 @@ func (s *storm) send(client *http.Client, url string, shaped *shape) (whole bool
 	if q.method == "HEAD" || q.status == http.StatusNoContent {
 		want = nil
 	}
-	n, err := s.same(q.shape, "the answer", resp.Body, want, q.cutResponse)
+	n, err := s.same(q.shape, "the response", resp.Body, want, q.cutResponse)
 	switch {
 	case err == nil: // the client closes the connection
 		return false
 	case errors.Is(err, context.DeadlineExceeded):
-		s.fault(q.shape, "the answer stalls after %d bytes", n)
+		s.fault(q.shape, "the response stalls after %d bytes", n)
 		return false
 	case !errors.Is(err, io.EOF):
 		if well() && !q.early {
-			s.fault(q.shape, "the answer broke off after %d bytes: %v", n, err)
+			s.fault(q.shape, "the response broke off after %d bytes: %v", n, err)
 		}
 		return false
 	}
 	switch {
 	case resp.Header.Get(stormResponse) != key || resp.StatusCode != q.status ||
 		resp.Header.Get("content-type") != q.contentType && q.status != http.StatusNoContent:
-		s.fault(q.shape, "another answer: %d %v", resp.StatusCode, resp.Header)
+		s.fault(q.shape, "another response: %d %v", resp.StatusCode, resp.Header)
 	case n != len(want):
-		s.fault(q.shape, "the client saw the answer end after %d bytes", n)
+		s.fault(q.shape, "the client saw the response end after %d bytes", n)
 	case q.resetResponse >= 0 && want != nil && !(q.responseLength && n == q.resetResponse): // complete at its length
-		s.fault(q.shape, "the client saw the end of an answer that the server broke off")
+		s.fault(q.shape, "the client saw the end of a response that the server broke off")
 	case q.trailer && resp.Trailer.Get(stormTrailer) != sum(want):
-		s.fault(q.shape, "the answer's trailer arrived as %q", resp.Trailer)
+		s.fault(q.shape, "the response's trailer arrived as %q", resp.Trailer)
 	case !well():
 		return false
 	case q.broken:

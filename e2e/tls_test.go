@@ -168,11 +168,11 @@ func TestMutualTLS(t *testing.T) {
 		return nil
 	})
 	if n := metric(t, s, "kvepp_active_requests"); n != 1 {
-		t.Errorf("%v requests are running: the answer has ended, so the test proves nothing", n)
+		t.Errorf("%v requests are running: the response has ended, so the test proves nothing", n)
 	}
 	rest, err := io.ReadAll(lines)
 	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(rest)), "data: [DONE]") {
-		t.Errorf("the running answer ended with %.100q, %v", rest[max(0, len(rest)-100):], err)
+		t.Errorf("the running response ended with %.100q, %v", rest[max(0, len(rest)-100):], err)
 	}
 	if a, err := stack.Chat(t.Context(), http.DefaultClient, s.Envoy.URL, nil, novel(), false, nil); err != nil ||
 		a.Status != http.StatusOK {

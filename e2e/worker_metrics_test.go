@@ -147,7 +147,7 @@ func TestWorkerMetrics(t *testing.T) {
 		}
 		off(cancel)
 		if _, err := io.Copy(io.Discard, resp.Body); err == nil {
-			t.Error("the answer was complete")
+			t.Error("the response was complete")
 		}
 	}
 	if err := s.ReplaceEndpoints(list); err != nil {
@@ -166,9 +166,9 @@ func TestWorkerMetrics(t *testing.T) {
 	})
 	served, _ := of("requests_total", "engine-0")
 	breaks(func(client context.CancelFunc) { client() })
-	wait("the answer that the client broke off", func() bool { return is(served+1, "requests_total", "engine-0") })
+	wait("the response that the client broke off", func() bool { return is(served+1, "requests_total", "engine-0") })
 	breaks(func(context.CancelFunc) { engines[0].Close() })
-	wait("the answer that the engine broke off", func() bool {
+	wait("the response that the engine broke off", func() bool {
 		return is(served+2, "requests_total", "engine-0") &&
 			is(1, "failures_total", "engine-0", `cause="incomplete"`) &&
 			is(0, "events_connected", "engine-0")

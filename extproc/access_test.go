@@ -84,11 +84,11 @@ func TestAccessLog(t *testing.T) {
 		want       fields // but for the worker, times and estimates
 		firstToken bool
 	}{
-		{"a streamed answer", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+		{"a streamed response", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
 			Body:     body("m"),
 			Upstream: stream("200", roleEvent, contentEvent(secret), usage, "data: [DONE]\n\n", "")},
 			with(routed, fields{"status": 200.0, "reported_cached_tokens": 16.0, "output_tokens": 3.0}), true},
-		{"an answer in one piece", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
+		{"a response in one piece", Config{}, extproctest.Request{Header: header("POST", "/v1/chat/completions"),
 			Body: body("m"),
 			Upstream: func(*extproctest.Routed) extproctest.Response {
 				return extproctest.Response{Header: map[string]string{":status": "200",

@@ -228,9 +228,9 @@ func (s *script) noResponse() error {
 	case !s.complete || !orders.MatchString(s.order) || s.over != "":
 		return nil
 	case !s.headers:
-		return fmt.Errorf("%s: no answer to the headers", s.order)
+		return fmt.Errorf("%s: no response to the headers", s.order)
 	case strings.HasSuffix(s.order, "t") && !s.trailersDone:
-		return fmt.Errorf("%s: no answer to the trailers", s.order)
+		return fmt.Errorf("%s: no response to the trailers", s.order)
 	case strings.HasSuffix(s.order, "b") && streamed && !s.bodyDone:
 		return fmt.Errorf("%s: the body does not end", s.order)
 	case streamed && !bytes.Equal(s.sent, s.relayed):

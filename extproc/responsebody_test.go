@@ -151,7 +151,7 @@ func TestResponseIsCounted(t *testing.T) {
 			held = (float64(prompt) + float64(blocks-(isl+15)/16)) * max(1-float64(tokens)/36, 0)
 		}
 		if got := b.load().ActiveBlocks; got != int(held+0.5) {
-			t.Fatalf("after %d tokens of an answer: %d blocks, want %v", tokens, got, held)
+			t.Fatalf("after %d tokens of a response: %d blocks, want %v", tokens, got, held)
 		}
 		x.observe(&effect{Body: []byte(contentEvent("x"))})
 	}
@@ -290,7 +290,7 @@ func TestSpeedIsLearnedFromStreams(t *testing.T) {
 			response("application/json", "{}")
 		}
 		if known() {
-			t.Error("learned from answers in one piece")
+			t.Error("learned from responses in one piece")
 		}
 		for range 100 { // over two workers
 			response("text/event-stream", contentEvent("x"))

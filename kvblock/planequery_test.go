@@ -25,7 +25,7 @@ func TestPlaneQuery(t *testing.T) {
 	}
 }
 
-// The parts of an answer of dynamo.mocker 1.6.1 with one block, and the last part of every answer.
+// The parts of a response of dynamo.mocker 1.6.1 with one block, and the last part of every response.
 const (
 	goldenDump = "82a46461746181a85472656544756d7083a66576656e747391" + goldenDumpEvent +
 		"ad6c6173745f6576656e745f696405ab72657365745f73636f7065a3616c6cae636f6d706c6574655f66696e616cc2"
@@ -79,7 +79,7 @@ func TestMalformedPlaneResponses(t *testing.T) {
 	dump := unhex(t, goldenDump)
 	for name, parts := range map[string][][]byte{
 		"nothing":            nil,
-		"no answer":          {last},
+		"no response":        {last},
 		"no end":             {dump},
 		"more after the end": {dump, last, last},
 		"two kinds":          {unhex(t, "81a46461746182a54572726f72a162a54572726f72a162"), last},

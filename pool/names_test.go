@@ -165,7 +165,7 @@ func TestLookupsAreBounded(t *testing.T) {
 			running <- now
 			<-ctx.Done()
 			running <- <-running - 1
-			return nil, errors.Join(errors.New("no answer"), ctx.Err())
+			return nil, errors.Join(errors.New("no response"), ctx.Err())
 		})
 		var all []string
 		for i := range 1000 {

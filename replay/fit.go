@@ -60,7 +60,7 @@ func (r *Recording) Fit(ctx context.Context, c *Config) error {
 		if miss := f.misses/float64(f.used) + math.Abs(math.Log(f.first/f.measured)); miss < least {
 			least, c.Engine, c.Speeds = miss, next.Engine, next.Speeds
 			r.Engines = fmt.Sprintf("engines: --prefill-ms=%.4g,%.4g,%.4g --decode-ms=%.4g,%.4g,%.4g fit %d of the "+
-				"first %d answers\n", p[0], p[1], p[2], d[0], d[1], d[2], f.used, len(r.sample))
+				"first %d responses\n", p[0], p[1], p[2], d[0], d[1], d[2], f.used, len(r.sample))
 			if c.Speeds != nil {
 				r.Engines += fmt.Sprintf("engines: relative speeds %.2f\n", c.Speeds)
 			}

@@ -61,7 +61,7 @@ func TestEstimatedTokens(t *testing.T) {
 	}
 }
 
-// TestAnyEngineTokenizes: a model without a server of its own is asked for at the one of all models; without an answer
+// TestAnyEngineTokenizes: a model without a server of its own is asked for at the one of all models; without a response
 // its tokens are estimated.
 func TestAnyEngineTokenizes(t *testing.T) {
 	status := 200

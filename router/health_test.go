@@ -264,7 +264,7 @@ func TestResponsesThatBreakOff(t *testing.T) {
 			r.Ended(Response{CachedTokens: -1})
 		}
 		first, second, third := breakOff(), breakOff(), breakOff()
-		expect("w1", "three answers broke off")
+		expect("w1", "three responses broke off")
 		h.BrokenOff(first, "") // the client closed the connection
 		expect("w0", "one of three is explained")
 		h.BrokenOff(second, "")
@@ -283,7 +283,7 @@ func TestResponsesThatBreakOff(t *testing.T) {
 			r.Free()
 			r.Ended(Response{Status: "200", Explained: true, CachedTokens: -1})
 		}
-		expect("w1", "the endpoint broke three answers off")
+		expect("w1", "the endpoint broke three responses off")
 		if ejected, _ := h.cfg.Eject.Counts(); ejected != 1 {
 			t.Errorf("%d ejected", ejected)
 		}

@@ -111,7 +111,7 @@ func TestLadder(t *testing.T) {
 			}, 0,
 			rungs{40, 40, 40, 40, 0, 0}, map[string]uint64{"load": 40},
 		},
-		"the answer does not report it": {
+		"the response does not report it": {
 			func(h *house) *Request { h.warm("w1", 0, prompt, blocksOfFour); return completion("m", prompt) }, -1,
 			rungs{40, 40, 40, 40, 40, 0}, map[string]uint64{"not_confirmed": 40},
 		},

@@ -30,7 +30,7 @@ func TestStoredResponsesAreFound(t *testing.T) {
 	h := newResponsesHouse(t, workers(4)...)
 	first := h.route(continuing(""))
 	if !first.StoresResponse() {
-		t.Fatal("an answer of the Responses API is not stored")
+		t.Fatal("a response of the Responses API is not stored")
 	}
 	first.Responded("resp_1")
 	for i := range 20 { // none of them ends
@@ -65,7 +65,7 @@ func TestWhichResponsesAreStored(t *testing.T) {
 		retrieving("/v1/responses/resp_1")} {
 		r := h.route(req)
 		if r.StoresResponse() {
-			t.Errorf("%s %s: the answer counts as stored", req.Path, req.Body)
+			t.Errorf("%s %s: the response counts as stored", req.Path, req.Body)
 		}
 		r.Responded("resp_1")
 		r.Free()

@@ -267,7 +267,7 @@ func paceIsLearned(t *testing.T) {
 		t.Errorf("answers expected to be slower by %v and %v s a token, want 0 and %v", p[0].slowerPerToken, got, want)
 	}
 	if math.Abs(a.learned.rest.outputTokens()-200) > 1e-9 {
-		t.Errorf("answers of %v tokens, want 200", a.learned.rest.outputTokens())
+		t.Errorf("responses of %v tokens, want 200", a.learned.rest.outputTokens())
 	}
 	before, slope := a.learned.rest.usual, a.learned.workers[1].prefill.slope
 	for _, tokens := range []int{0, -1, maxSampleTokens + 1} { // a caller that reports nonsense

@@ -538,7 +538,7 @@ func TestMemoryOfReplay(t *testing.T) {
 			t.Errorf("memory grew by %d MB", grown>>20)
 		}
 	})
-	t.Run("an answer without an end", func(t *testing.T) {
+	t.Run("a response without an end", func(t *testing.T) {
 		memory := watchMemory(t)
 		p := publish(t, "")
 		bad := serveRaw(t, "ROUTER", func(conn net.Conn) {

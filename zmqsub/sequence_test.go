@@ -185,7 +185,7 @@ func TestSequence(t *testing.T) {
 			want: []string{"0", "1", "2", "3"},
 		},
 		{
-			name: "a replay without an answer, and a complete one later", replays: true, buffer: nil,
+			name: "a replay without a response, and a complete one later", replays: true, buffer: nil,
 			do: func(r *reader) {
 				r.live(message{1, 0})
 				r.live(message{1, 4})

@@ -410,7 +410,7 @@ func TestDrain(t *testing.T) {
 	wait.Wait()
 	r.awaitExit("after its last request")
 
-	empty := reserve(t) // a request that waits has an answer before kvepp ends
+	empty := reserve(t) // a request that waits has a response before kvepp ends
 	empty.writeEndpoints("endpoints: []\n")
 	empty.start("--drain-timeout=3s", "--hold-when-empty=1h")
 	empty.awaitReady()

@@ -906,7 +906,7 @@ func TestNetworkPolicy(t *testing.T) {
 				}
 			case ports(rule) == "callback":
 				if callback = true; from["app"] != "vllm" || len(from) != 1 {
-					t.Errorf("%v: not only the engines may reach the port for their answers: %v", x.args, rule)
+					t.Errorf("%v: not only the engines may reach the port for their responses: %v", x.args, rule)
 				}
 			case rule.at("from") != nil:
 				t.Errorf("%v: only %v may reach kvepp", x.args, rule.at("from"))
@@ -915,7 +915,7 @@ func TestNetworkPolicy(t *testing.T) {
 		args := r.kvepp(t).strings("spec", "template", "spec", "containers", 0, "args")
 		if dynamo := slices.Contains(x.args, "engine=dynamo"); callback != dynamo ||
 			dynamo != slices.Contains(args, "--dynamo-callback-address=:9005") {
-			t.Errorf("%v: port for answers of Dynamo's workers: %v", x.args, callback)
+			t.Errorf("%v: port for responses of Dynamo's workers: %v", x.args, callback)
 		}
 	}
 	// Helm shows the notes only with a cluster. A copy of the chart renders them into an object.

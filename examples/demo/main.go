@@ -125,7 +125,7 @@ func throughKvepp(ctx context.Context, s *stack.Stack) *result {
 		"kvepp",
 		"Dynamo",
 		"token",
-		"the prompt's - cached + prompts before it + what other answers lose = cost",
+		"the prompt's - cached + prompts before it + what other responses lose = cost",
 	)
 	return converse(
 		ctx,

@@ -158,7 +158,7 @@ func (c *conversation) requestPhase(r *Request, headerOnly bool, out *Outcome) e
 	}
 	h := m.GetRequestHeaders()
 	if h == nil {
-		return fmt.Errorf("extproctest: the first answer is %T, want request headers", m.Response)
+		return fmt.Errorf("extproctest: the first response is %T, want request headers", m.Response)
 	}
 	mutation := h.GetResponse().GetHeaderMutation()
 	out.Routed.Set, out.Removed = values(mutation), mutation.GetRemoveHeaders()

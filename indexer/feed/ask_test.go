@@ -225,7 +225,7 @@ func TestLostMessages(t *testing.T) {
 		eventually(t, "the worker's blocks", a.agree)
 		want := map[int]string{0: "events", 100: "all_blocks"}[keeps]
 		if a.count("query", want) == 0 || a.count("subscription", "gap")+a.count("query", "given_up") != 0 {
-			t.Errorf("ring of %d: %v answers of kind %s, questions %q", keeps, a.count("query", want), want,
+			t.Errorf("ring of %d: %v responses of kind %s, questions %q", keeps, a.count("query", want), want,
 				a.questions())
 		}
 	}

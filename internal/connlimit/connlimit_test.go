@@ -212,11 +212,11 @@ var slow = map[string]func(c net.Conn, at string){
 			}
 		}()
 	},
-	"an answer that is not read": func(c net.Conn, at string) {
+	"a response that is not read": func(c net.Conn, at string) {
 		c.(*net.TCPConn).SetReadBuffer(1 << 10)
 		ask(c, at+"/large")
 	},
-	"an answer read byte by byte": func(c net.Conn, at string) {
+	"a response read byte by byte": func(c net.Conn, at string) {
 		c.(*net.TCPConn).SetReadBuffer(1 << 10)
 		ask(c, at+"/large")
 		go func() {

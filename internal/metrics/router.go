@@ -325,7 +325,7 @@ func (r *Router) CollectWorkers(read func() []Worker) {
 			"learned from times to first token, 0 until then.")
 	gap := desc("kvepp_worker_gap_seconds_per_held_token",
 		"Time by which each token that a worker holds lengthens the gap between two tokens of a response, as "+
-			"--router-policy=time prices it: learned from streamed answers, 1e-08 until then.")
+			"--router-policy=time prices it: learned from streamed responses, 1e-08 until then.")
 	registered := prometheus.NewDesc("dynamo_component_router_worker_registered", "1 for each worker in the pool.",
 		[]string{"router_worker_id", "dp_rank", "worker_type"}, prometheus.Labels{
 			"dynamo_namespace": r.identity.Namespace,

@@ -121,7 +121,7 @@ func frame(header string, data []byte) []byte {
 	return append(append(b, header...), data...)
 }
 
-// answer acknowledges a request and connects back with an answer: these bytes after the subject.
+// answer acknowledges a request and connects back with a response: these bytes after the subject.
 func answer(c net.Conn, r *request, then ...[]byte) {
 	c.Write(make([]byte, 4))
 	back, err := net.Dial("tcp", r.answer.Address)
@@ -178,7 +178,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestAnswersToManyQuestions: each question gets its own answer, in any order of the connections.
+// TestAnswersToManyQuestions: each question gets its own response, in any order of the connections.
 func TestAnswersToManyQuestions(t *testing.T) {
 	w := newWorker(t, nil, func(c net.Conn, r *request) {
 		answer(c, r, prologue, frame("", r.body), frame(sentinel, nil))
@@ -249,7 +249,7 @@ func TestHostileWorkers(t *testing.T) {
 	}
 }
 
-// TestStrangers: connections without a subject that kvepp waits for end, and do not delay an answer.
+// TestStrangers: connections without a subject that kvepp waits for end, and do not delay a response.
 func TestStrangers(t *testing.T) {
 	w := newWorker(t, nil, func(c net.Conn, r *request) {
 		var all []net.Conn
@@ -296,7 +296,7 @@ func TestInvalidAddresses(t *testing.T) {
 	}
 }
 
-// TestClose: requests that wait for an answer fail at once, and later ones too.
+// TestClose: requests that wait for a response fail at once, and later ones too.
 func TestClose(t *testing.T) {
 	took := make(chan bool, 1)
 	w := newWorker(t, nil, func(c net.Conn, r *request) {
@@ -385,7 +385,7 @@ func TestTLS(t *testing.T) {
 	ask := func(c TLS, patience time.Duration) error {
 		parts, err := newPlane(t, Config{TLS: c}).Ask(within(t, patience), w.endpoint(), nil, 100)
 		if err == nil && len(parts) != 1 {
-			err = errors.New("no answer")
+			err = errors.New("no response")
 		}
 		return err
 	}

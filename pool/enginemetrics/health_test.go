@@ -556,5 +556,5 @@ func TestPageStatesOverHTTP(t *testing.T) {
 	again.Start()
 	defer again.Close()
 	eventually("the server returns", func() bool { return has(0, PageResponds) && has(1, PageResponds) })
-	eventually("a certificate that cannot be checked is an answer", func() bool { return has(3, PageResponds) })
+	eventually("a certificate that cannot be checked is a response", func() bool { return has(3, PageResponds) })
 }

@@ -155,6 +155,6 @@ func TestAsk(t *testing.T) {
 	}
 	e.set("http://a/version", "200 "+strings.Repeat(" ", maxBytes)+`{"version":"0.33.0"}`)
 	if a, err := f.Ask(t.Context(), "http://a"); err == nil {
-		t.Errorf("an endless answer gives %+v", a)
+		t.Errorf("an endless response gives %+v", a)
 	}
 }

@@ -72,7 +72,7 @@ func (c *Client) learnWithoutRender(a *response) {
 				"so that more "+
 				"requests are routed by load; start vLLM with --enable-scale-out, or give the URL of a `vllm launch "+
 				"render`",
-			"answer",
+			"response",
 			a.message(),
 		)
 	}

@@ -28,14 +28,14 @@ the block hashes. Compare the ids with the engine's: vLLM's POST /tokenize takes
 
 Usage:       kvepp tokenize --model-path DIR [flags] < body.json
 Example:     kvepp tokenize --model-path DIR --text < prompt.txt     raw text, no chat template
-             kvepp tokenize --model-path DIR --jsonl < bodies.jsonl  a body and an answer per line
+             kvepp tokenize --model-path DIR --jsonl < bodies.jsonl  a body and a response per line
              kvepp tokenize --model-path DIR --blocks --kv-cache-block-size 16 < body.json
 Precedence:  flag, variable KVEPP_<FLAG>, Dynamo's variable (in brackets), default
 
-The answer is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids equal the
+The response is {"prompt": text, "token_ids": [...], "certain": n}: the first n ids equal the
 engine's. These are all ids, except in a chat with images, video or audio: there n counts the ids
-before the first of these. For a request with several prompts the answer is an array. With --jsonl,
-the answer to an invalid line is {"error": message}, and the exit status at the end is 1.
+before the first of these. For a request with several prompts the response is an array. With
+--jsonl, the response to an invalid line is {"error": message}, and the exit status at the end is 1.
 `
 
 // Config are the command's flags, but for those of the engine's that change prompts.

@@ -169,10 +169,10 @@ func TestTokenizeRespondsToEachLine(t *testing.T) {
 		select {
 		case ok := <-responded:
 			if !ok || !strings.HasPrefix(read.Text(), "{") {
-				t.Fatalf("the answer to %s is %q (%v)", line, read.Text(), read.Err())
+				t.Fatalf("the response to %s is %q (%v)", line, read.Text(), read.Err())
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("no answer to %s while standard input is open", line)
+			t.Fatalf("no response to %s while standard input is open", line)
 		}
 	}
 	lines.Close()

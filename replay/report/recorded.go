@@ -8,7 +8,7 @@ import (
 	"kvepp/replay"
 )
 
-// readRecording makes the engines of all settings those of the recording, with the speeds that its answers tell.
+// readRecording makes the engines of all settings those of the recording, with the speeds that its responses tell.
 func (c *Config) readRecording(ctx context.Context, settings []Setting) (*replay.Recording, error) {
 	if !c.flags.Changed("format") {
 		c.format = string(replay.Kvepp)

@@ -298,7 +298,7 @@ func TestOneEngineTakesNoRoomElsewhere(t *testing.T) {
 	n := h.Arrive(chain(99, 1), 160, 0)
 	for w := kvblock.Worker(1); w < 4; w++ {
 		if n.Fits(w, 1000, 1, 801) || !n.Fits(w, 1000, 1, 800) {
-			t.Errorf("worker %d: an answer is not expected to have 40 tokens", w)
+			t.Errorf("worker %d: a response is not expected to have 40 tokens", w)
 		}
 	}
 	if n.Fits(0, 1000, 1, 0) {

@@ -79,7 +79,7 @@ func (w *wires) dial(ctx context.Context, from, to string) (net.Conn, error) {
 	latency := time.Duration(w.rng.Int64N(int64(20 * time.Millisecond)))
 	w.mu.Unlock()
 	if l == nil || w.cut(from, to) {
-		return nil, errors.New("no answer")
+		return nil, errors.New("no response")
 	}
 	near, a := net.Pipe()
 	b, far := net.Pipe()
@@ -113,7 +113,7 @@ func (w *wires) dial(ctx context.Context, from, to string) (net.Conn, error) {
 	}
 	near.Close()
 	far.Close()
-	return nil, errors.New("no answer")
+	return nil, errors.New("no response")
 }
 
 // process is a node of a history.

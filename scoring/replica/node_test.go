@@ -603,7 +603,7 @@ func TestReasonsAreLoggedOnce(t *testing.T) {
 			c.Log = slog.New(slog.NewTextHandler(&log, nil))
 			c.Dial = func(context.Context, string) (net.Conn, error) {
 				if tries++; tries%2 == 0 {
-					return nil, errors.New("no answer")
+					return nil, errors.New("no response")
 				}
 				near, far := net.Pipe()
 				go func() {

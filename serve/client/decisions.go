@@ -32,7 +32,7 @@ Exit status: 0 if shown, 1 if kvepp cannot be reached, 2 for wrong usage
 Precedence:  flag, variable KVEPP_<FLAG>, default
 
 CACHED is what the engine reports, with kvepp's prediction after the slash. TTFT is the time to the
-first token of a streamed answer. --json prints every candidate's cost.
+first token of a streamed response. --json prints every candidate's cost.
 `
 
 type decisionsConfig struct {

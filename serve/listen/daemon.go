@@ -172,9 +172,9 @@ func (d *Daemon) serve(what string, at net.Listener, tlsMode string, run func(ne
 	}()
 }
 
-// lastAnswers is how long before the end of --drain-timeout kvepp refuses requests that still wait: without an answer
-// their clients would have a broken connection.
-const lastAnswers = time.Second
+// lastResponses is how long before the end of --drain-timeout kvepp refuses requests that still wait: without a
+// response their clients would have a broken connection.
+const lastResponses = time.Second
 
 // drain stops the servers in order. A ready replica first hands over its leadership. Then health checks answer
 // NOT_SERVING, kvepp serves new requests for --drain-delay, and running requests may end within --drain-timeout.
@@ -192,7 +192,7 @@ func (d *Daemon) drain() error {
 	announce(d.checks, false)
 	within, cancel := context.WithTimeout(context.Background(), d.DrainTimeout)
 	defer cancel()
-	defer time.AfterFunc(d.DrainTimeout-lastAnswers, d.Picker.RefuseWaiting).Stop()
+	defer time.AfterFunc(d.DrainTimeout-lastResponses, d.Picker.RefuseWaiting).Stop()
 	select { // until its next health check a proxy would get an error for each request
 	case <-time.After(d.DrainDelay):
 	case <-within.Done():

@@ -161,7 +161,7 @@ func aigwConformance(t *testing.T, _ *namespace) {
 		part:    "aigw",
 		class:   "envoy-ai-gateway",
 		gateway: "Envoy AI Gateway 1.0.0",
-		// The suite waits 300 s for each answer that does not come, the Gateway API's own suite at most this long.
+		// The suite waits 300 s for each response that does not come, the Gateway API's own suite at most this long.
 		option: "-timeout-config-overrides=MaxTimeToConsistency:30",
 		ends:   "Failed",
 		passes: []string{

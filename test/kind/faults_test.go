@@ -106,7 +106,7 @@ func (n *namespace) engineFails(failures int) {
 		if json.Unmarshal([]byte(text), &l) == nil && strings.HasPrefix(l.Msg, "endpoint ejected") {
 			warned = true
 			if l.Level != "WARN" || l.Endpoint != bad+"-rank-0" || l.Cause != "status_5xx" || l.Next == "" {
-				n.t.Errorf("%s was ejected for answers of 500, but the log says %s", bad, text)
+				n.t.Errorf("%s was ejected for responses of 500, but the log says %s", bad, text)
 			}
 		}
 	}

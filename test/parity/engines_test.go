@@ -259,7 +259,7 @@ func TestEngines(t *testing.T) {
 						t.Fatal(err)
 					}
 				} else if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, golden.Bytes()) {
-					t.Errorf("%s differs from the engine's answers (%v): run this test with -rewrite", path, err)
+					t.Errorf("%s differs from the engine's responses (%v): run this test with -rewrite", path, err)
 				}
 			})
 		}

@@ -15,13 +15,13 @@ function say(text, lost) {
 
 // ask returns the JSON of a path. Without a valid session the browser goes to the login.
 async function ask(path) {
-  const answer = await fetch(path, {headers: {Accept: "application/json"}});
-  if (answer.status === 401) {
+  const response = await fetch(path, {headers: {Accept: "application/json"}});
+  if (response.status === 401) {
     location.assign("/login");
     return new Promise(() => {});
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(body.error || `${path} answers ${answer.status}`);
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(body.error || `${path} answers ${response.status}`);
   return body;
 }
 
@@ -37,7 +37,7 @@ function pollInto(stops, path, seconds, show) {
         say("updated " + new Date().toLocaleTimeString());
       } catch (error) {
         if (ended) return;
-        say("no answer from kvepp: " + error.message, true);
+        say("no response from kvepp: " + error.message, true);
       }
     }
     if (!ended) timer = setTimeout(round, seconds * 1000);
@@ -72,7 +72,7 @@ async function begin() {
   try {
     has = (await ask("/debug/fleet")).paths || {};
   } catch (error) {
-    say("no answer from kvepp: " + error.message, true);
+    say("no response from kvepp: " + error.message, true);
     setTimeout(begin, 3000);
     return;
   }

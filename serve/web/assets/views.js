@@ -293,7 +293,7 @@ function outcome(d) {
   if (!o) return facts([["Outcome", d.error ? "refused" : "the request runs"]]);
   const cached = o.cached_tokens === null ? "not reported" : number(o.cached_tokens);
   return facts([
-    ["Status", o.status || "no answer"], ["Answer", o.complete ? "complete" : "incomplete"],
+    ["Status", o.status || "no response"], ["Response", o.complete ? "complete" : "incomplete"],
     ["Time to first token", milliseconds(o.time_to_first_token_ms)], ["Between tokens", milliseconds(o.inter_token_ms)],
     ["Duration", milliseconds(o.duration_ms)], ["Output tokens", number(o.output_tokens || 0)],
     ["Cached, predicted", number(d.predicted_cached_tokens)], ["Cached, reported", cached],
@@ -322,7 +322,7 @@ function detail(d) {
     ]),
     el("h3", {}, "What happened"), outcome(d),
     d.prefill ? candidates(d.prefill.candidates, d.prefill.weights, "Candidates for the prompt") : null,
-    candidates(d.candidates, d.weights, d.prefill ? "Candidates for the answer" : "Candidates"),
+    candidates(d.candidates, d.weights, d.prefill ? "Candidates for the response" : "Candidates"),
     d.outcome && d.outcome.ladder ? el("section", {}, el("h3", {}, "Its ladder"), rungs(d.outcome.ladder)) : null);
 }
 

@@ -45,7 +45,7 @@ func (c *connection) send(body []byte, header string) (*http.Response, error) {
 	r, err := http.ReadResponse(c.in, nil)
 	if err == nil && r.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(r.Body, 400))
-		return nil, fmt.Errorf("the answer is %s: %s", r.Status, text)
+		return nil, fmt.Errorf("the response is %s: %s", r.Status, text)
 	}
 	return r, err
 }

@@ -227,7 +227,7 @@ func (p *peer) serve(address string, h http.Handler) (url string, err error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// pageAge is how long a page of gauges is served again: pickers ask for it up to 20 times a second, and each answer
+// pageAge is how long a page of gauges is served again: pickers ask for it up to 20 times a second, and each response
 // reads two pages of Dynamo's, which would take more CPU than the pickers.
 const pageAge = 200 * time.Millisecond
 

@@ -88,7 +88,7 @@ var scenarios = []scenario{
 	{
 		name: "overload",
 		about: "conversations of four turns that together hold about twice the KV blocks of 4 workers with 2,200; " +
-			"answers of 60 to 120 tokens, 10 s to think",
+			"responses of 60 to 120 tokens, 10 s to think",
 		make:   func(w *writer) []session { return w.overload(20*time.Second, 5) },
 		blocks: 2200,
 		// A refusal is a response to too much traffic.
