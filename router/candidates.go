@@ -37,7 +37,7 @@ type criteria struct {
 	noPrefill                         bool
 }
 
-// criteria returns those for a request. The standings are those in sc.
+// criteria returns those for a request. The standings are those in g.
 func (c *Config) criteria(g *gathered, req *Request, p *prepared) criteria {
 	return criteria{
 		req:          req,

@@ -147,13 +147,13 @@ func (o overlap) blocks() int { return int(o.device + o.host + o.disk) }
 
 // whyNotEligible says why a worker of the request's model is no candidate.
 func (c *Config) whyNotEligible(g *gathered, w *pool.Worker, index int, req *Request, p *prepared) ladder.Cause {
-	is := c.criteria(g, req, p)
+	criteria := c.criteria(g, req, p)
 	busy := index < len(g.over) && g.over[index]
 	var v verdict
 	if w.Role == pool.Prefill {
-		v = is.prefill(w, busy)
+		v = criteria.prefill(w, busy)
 	} else {
-		v = is.destination(w, busy)
+		v = criteria.destination(w, busy)
 	}
 	switch v {
 	case notPinned:
